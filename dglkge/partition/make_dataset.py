@@ -47,12 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 def partition_triples(
-    source: Any,
-    output: Path,
-    options: Options | None = None,
-    delimiter: str | None = None,
-    valid: Any = None,
-    test: Any = None,
+    source: Any, output: Path, options: Options | None = None, valid: Any = None, test: Any = None
 ) -> dict[str, Any]:
     """Partition the triples of a source.
 
@@ -65,8 +60,6 @@ def partition_triples(
     output : Path
         The data set folder to make.
     options : Options, optional
-    delimiter : str, optional
-        Instead of the comma of CSV and the tab of other text files.
     valid, test : object, optional
         Further splits of an object.
 
@@ -82,7 +75,7 @@ def partition_triples(
     """
     options = options or Options()
     with staged(output, options.overwrite) as folder, ThreadPoolExecutor(1) as beside:
-        reading = read_source(source, folder, options, delimiter, valid=valid, test=test)
+        reading = read_source(source, folder, options, valid=valid, test=test)
         triples, parts = reading.triples, reading.parts
         integer_ids = reading.integer_ids or options.integer_ids
         if reading.candidates and (options.drop_leaks or isinstance(options.split, tuple)):
@@ -231,7 +224,7 @@ def partition_dataframe(
     >>> figures = partition_dataframe(frame, "data/capitals")  # doctest: +SKIP
     """
     options = replace(options or Options(), columns=parse_columns(columns))
-    return partition_triples(train, Path(output), options, None, valid, test)
+    return partition_triples(train, Path(output), options, valid, test)
 
 
 def metis_memory(num_triples: int, max_memory: int | None) -> int:

@@ -47,6 +47,7 @@ _USES = {
     "relation_attribute": ("--relation-attribute is for GraphML and graphs of DGL", "graphml", "dgl"),
     "columns": ("--columns is for tables", "table"),
     "integer_ids": ("--ids integers, --entity-map and --relation-map are for tables", "table"),
+    "delimiter": ("--delimiter is for tables", "table"),
 }
 """Families of formats that an option is for; the other options are for all."""
 
@@ -220,8 +221,8 @@ def _in_folder(folder: Path, kind: Format | None, is_one_set: bool) -> list[Path
     )
 
 
-def read_files(inputs: Sequence[Path], temporary: Path, options: Options, delimiter: str | None) -> Reading:
-    """Find out the input's format and read it; a delimiter stands instead of that of text files.
+def read_files(inputs: Sequence[Path], temporary: Path, options: Options) -> Reading:
+    """Find out the input's format and read it.
 
     Raises
     ------
@@ -232,9 +233,7 @@ def read_files(inputs: Sequence[Path], temporary: Path, options: Options, delimi
     show_line(options.progress, source.line)
     with reading_progress(source.paths, options.progress) as watch:
         if source.family == "table":
-            reading = _read_tables(source, temporary, options, delimiter, watch)
-        elif delimiter is not None:
-            raise InputError(f"--delimiter is for tables, and the input is {source.title}")
+            reading = _read_tables(source, temporary, options, watch)
         elif source.folder is not None:
             reading = source.folder.read(watch, options)
         elif source.family == "dgl":
@@ -250,17 +249,16 @@ def read_files(inputs: Sequence[Path], temporary: Path, options: Options, delimi
     return reading
 
 
-def _read_tables(
-    source: Source, temporary: Path, options: Options, delimiter: str | None, watch: Watch
-) -> Reading:
+def _read_tables(source: Source, temporary: Path, options: Options, watch: Watch) -> Reading:
     """Read text and Parquet files."""
     maps, columns = id_folders.read_id_maps(options), options.columns
     num_workers = options.num_workers or available_cores()
     read_bytes = bytes_at_a_time(options.max_memory or BUCKET_BYTES, num_workers)
     rules = RowRules() if maps is None else maps.rules
-    table = partial(TripleFile, columns=columns, delimiter=delimiter, rules=rules, read_bytes=read_bytes)
+    table = partial(TripleFile, columns=columns, delimiter=options.delimiter, rules=rules)
     files = {
-        split: [table(path, kind=kind.name) for path, kind in paths] for split, paths in source.files.items()
+        split: [table(path, kind=kind.name, read_bytes=read_bytes) for path, kind in paths]
+        for split, paths in source.files.items()
     }
 
     def place(split: str, row: int) -> str:
