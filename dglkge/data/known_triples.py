@@ -146,10 +146,8 @@ def _chunks(triples: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
 
 def _count(triples: Sequence[np.ndarray], num_relations: int) -> np.ndarray:
     """Return the number of triples of each relation, duplicates included."""
-    counts = np.zeros(num_relations, np.int64)
-    for chunk in _chunks(triples):
-        counts += np.bincount(chunk[:, 1], minlength=num_relations)
-    return counts
+    counts = (np.bincount(chunk[:, 1], minlength=num_relations) for chunk in _chunks(triples))
+    return sum(counts, np.zeros(num_relations, np.int64))
 
 
 def _fill(triples: Sequence[np.ndarray], side: Side, counts: np.ndarray, room: np.ndarray) -> np.ndarray:
