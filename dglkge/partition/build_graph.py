@@ -239,7 +239,7 @@ def build_graph(job: GraphJob, parts: dict[str, np.ndarray]) -> dgl.DGLGraph:
 
 def write_edge_tables(partitions: Path, job: GraphJob, train: np.ndarray, weights: np.ndarray | None) -> None:
     """Write the triples that each partition owns: triple ids, and heads, relations and tails as node ids."""
-    layout = PartitionLayout.open_maps(partitions, job.graph_name, job.num_times)
+    layout = PartitionLayout.open(partitions, job.graph_name, job.num_times, has_edges=False)
     # Copied into memory: the lookups below are random accesses, and slow on mapped pages.
     node_ids = {ntype: layout.edge_ids(ntype).astype(np.int32) for ntype in layout.ntypes}
 
