@@ -111,7 +111,7 @@ def read(paths: Sequence[Path], num_workers: int, read_bytes: int, folder: Path 
         "train": [TripleFile(path, read_bytes=read_bytes) for path in paths],
         "test": [TripleFile(paths[1], read_bytes=read_bytes)],
     }
-    source = table_chunks(files, lambda path: positions_of.setdefault(path, []).append)
+    source = table_chunks(files, lambda path, position: positions_of.setdefault(path, []).append(position))
     triples = ingest(source, folder=folder, num_workers=num_workers)
     assert {path: positions[-1] for path, positions in positions_of.items()} == {
         path: path.stat().st_size for path in paths
