@@ -123,6 +123,7 @@ def build(args: argparse.Namespace) -> int:
     columns, delimiter = file_format(args)
     parsed = {
         "columns": columns,
+        "delimiter": delimiter,
         "split": options.parse_fractions(args.split) if args.split else options.AUTO_SPLIT,
         "max_memory": parse_bytes(args.max_memory) if args.max_memory else None,
         "integer_ids": has_map or args.ids == "integers",
@@ -133,7 +134,7 @@ def build(args: argparse.Namespace) -> int:
     values = vars(args) | parsed
     values["reading"] = _of_values(options.ReadingOptions, values)
     with _sigterm_raised():
-        figures = partition_triples(sources, output, _of_values(options.Options, values), delimiter)
+        figures = partition_triples(sources, output, _of_values(options.Options, values))
     try:
         if args.json:
             common.print_json(figures)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dglkge.data import dataset_files
-from dglkge.data.dataset_files import DatasetSize, Field, read_dataset_size, read_description, require_dataset
+from dglkge.data.dataset_files import SPLITS, TRAIN, DatasetSize, Field
 from dglkge.data.known_triples import Index, KnownTriples, open_known_index
 from dglkge.data.partition_layout import PartitionLayout, load_array
 from dglkge.data.vocabulary import MappedNames, RelationVocabulary, Vocabulary, read_lines
 from dglkge.errors import InputError
+from dglkge.typing import Ids
 
 if TYPE_CHECKING:
     from dglkge.data.quality import NumberedTriples
@@ -75,11 +76,11 @@ class Dataset:
             If the folder is missing, foreign or half-written; the message names the file.
         """
         path = Path(path)
-        require_dataset(path)
-        dataset = cls(path, read_description(path))
+        dataset_files.require_dataset(path)
+        dataset = cls(path, dataset_files.read_description(path))
         # Read now: a damaged file is an error before training starts, not in the middle of it.
         dataset.relations  # noqa: B018
-        for split in dataset_files.SPLITS:
+        for split in SPLITS:
             dataset.split(split)
         dataset.train_weights()
         dataset.edge_set_of_triples()
@@ -126,16 +127,16 @@ class Dataset:
             if entity_type not in self.entity_types:
                 known = ", ".join(self.entity_types)
                 raise InputError(f"{self.path} has no entity type {entity_type!r}; known: {known}")
-            names = read_lines(dataset_files.vocabulary_path(self.path, entity_type))
-            self._vocabularies[entity_type] = self._checked(entity_type, names)
+            self._vocabularies[entity_type] = self._names(entity_type, read_lines)
         return self._vocabularies[entity_type]
 
     def mapped_vocabulary(self, entity_type: str) -> Vocabulary:
         """Return the names of an entity type's entities, each read from the file when it is asked for."""
-        return self._checked(entity_type, MappedNames(dataset_files.vocabulary_path(self.path, entity_type)))
+        return self._names(entity_type, MappedNames)
 
-    def _checked(self, entity_type: str, names: Sequence[str]) -> Vocabulary:
+    def _names(self, entity_type: str, read: Callable[[Path], Sequence[str]]) -> Vocabulary:
         path = dataset_files.vocabulary_path(self.path, entity_type)
+        names = read(path)
         _require(path, "has", len(names), "names", self.num_entities(entity_type))
         return Vocabulary(names, "entity")
 
@@ -146,16 +147,14 @@ class Dataset:
 
     def split(self, name: str) -> np.ndarray:
         """Return the triples of a split as original ids, (n, 3) int64, mapped from the file."""
-        if name not in dataset_files.SPLITS:
-            raise InputError(f"no split is called {name!r}; known: {', '.join(dataset_files.SPLITS)}")
+        if name not in SPLITS:
+            raise InputError(f"no split is called {name!r}; known: {', '.join(SPLITS)}")
         if name not in self._splits:
             shape = (self.description[Field.SPLITS][name], 3)
             self._splits[name] = load_array(dataset_files.split_path(self.path, name), shape, np.int64)
         return self._splits[name]
 
-    def known_triples(
-        self, splits: Sequence[str] = dataset_files.SPLITS, also_known: Sequence[np.ndarray] = ()
-    ) -> KnownTriples:
+    def known_triples(self, splits: Sequence[str] = SPLITS, also_known: Sequence[Ids] = ()) -> KnownTriples:
         """Return the known answers of some splits, and of more triples (n, 3) of original ids.
 
         The splits' index is in files of the folder, which the first use makes: 16 bytes a triple, shared by
@@ -189,7 +188,7 @@ class Dataset:
     @property
     def edge_set_names(self) -> list[str]:
         """Names of the sets of training triples: ``train``, and those that ``extend.py`` added."""
-        return list(self.description.get(Field.EDGE_SET_NAMES, [dataset_files.TRAIN]))
+        return list(self.description.get(Field.EDGE_SET_NAMES, [TRAIN]))
 
     def edge_set_of_triples(self) -> np.ndarray | None:
         """Return the number of the edge set of each training triple, (n,) int32; None if there is one set."""
@@ -198,7 +197,7 @@ class Dataset:
 
     def _train_column(self, name: str, dtype: type[np.generic]) -> np.ndarray:
         """Map a file with a value of each training triple, (n,)."""
-        return load_array(self.path / name, (self.description[Field.SPLITS][dataset_files.TRAIN],), dtype)
+        return load_array(self.path / name, (self.description[Field.SPLITS][TRAIN],), dtype)
 
     def layout(self) -> PartitionLayout:
         """Return the partitions; opened once. Raises InputError if they are not those of this data set."""
@@ -212,7 +211,7 @@ class Dataset:
 
     def size(self) -> DatasetSize:
         """Return the sizes of the data set and of its partitions."""
-        return read_dataset_size(self.path)
+        return dataset_files.read_dataset_size(self.path)
 
     def quality(self) -> dict[str, Any]:
         """Return the figures of the data's quality that partitioning has measured, of leaks and others.
@@ -235,12 +234,10 @@ class Dataset:
 
         starts = np.cumsum([0, *map(self.num_entities, self.entity_types)])
         start_of = dict(zip(self.entity_types, starts.tolist()))
-        lhs, rhs = (
-            np.array([start_of[getattr(relation, side)] for relation in self.relations.relations])
-            for side in ("lhs", "rhs")
-        )
+        known = self.relations.relations
+        lhs, rhs = (np.array([start_of[getattr(one, side)] for one in known]) for side in ("lhs", "rhs"))
         splits = {}
-        for split in dataset_files.SPLITS:
+        for split in SPLITS:
             heads, relations, tails = self.split(split).T
             splits[split] = (heads + lhs[relations], relations, tails + rhs[relations])
 

@@ -265,16 +265,13 @@ def verify_checksums(folder: Path, checksums: Mapping[str, int]) -> None:
     InputError
         If a file is missing, cannot be read or differs.
     """
+    expected = {folder / path: crc32 for path, crc32 in checksums.items()}
     # A partition that is not here is on another machine; a file of the folder itself is missing.
-    here = [
-        path
-        for path in checksums
-        if part_of_folder((folder / path).parent.name) is None or (folder / path).parent.is_dir()
-    ]
-    for path, crc32 in zip(here, _checksums([folder / path for path in here])):
-        if crc32 != checksums[path]:
-            words = f"its CRC-32 is {crc32:08x}, {DESCRIPTION} says {checksums[path]:08x}"
-            raise InputError(f"{folder / path} is damaged: {words}; copy it again, or partition again")
+    here = [path for path in expected if part_of_folder(path.parent.name) is None or path.parent.is_dir()]
+    for path, crc32 in zip(here, _checksums(here)):
+        if crc32 != expected[path]:
+            words = f"its CRC-32 is {crc32:08x}, {DESCRIPTION} says {expected[path]:08x}"
+            raise InputError(f"{path} is damaged: {words}; copy it again, or partition again")
 
 
 def _checksums(paths: list[Path]) -> list[int]:

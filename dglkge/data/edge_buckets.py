@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from dglkge.data import dataset_files
-from dglkge.data.dataset_files import load_json
 from dglkge.data.partition_layout import EdgeTable, PartitionLayout, Rows, load_array, load_edges
 from dglkge.data.range_walk import range_bounds, ranges_of
+from dglkge.data.sorted_arrays import place_by_group
 from dglkge.errors import InputError, write_error
 from dglkge.typing import Ids
 
@@ -137,7 +137,7 @@ class BucketFiles:
         for parent in (layout.part_path(self.part), self.spare):
             folder = self._folder(parent)
             try:
-                recorded = load_json(folder / dataset_files.BUCKETS_OF)
+                recorded = dataset_files.load_json(folder / dataset_files.BUCKETS_OF)
                 if recorded != made_of:
                     raise InputError(f"{folder} was made of other files: {recorded}, expected {made_of}")
                 shape = (self.sets.num_sets, len(self.pairs), self.num_ranges, self.num_ranges)
@@ -172,25 +172,19 @@ class BucketFiles:
         for edge_set, _, numbers in numbered():
             counts[edge_set] += np.bincount(numbers, minlength=counts[0].size).reshape(shape[1:])
         np.save(folder / dataset_files.BUCKET_COUNTS, counts)
-        num = int(counts.sum())
+        by_bucket = counts.sum(axis=1).ravel()
+        num, free = int(by_bucket.sum()), np.cumsum(by_bucket) - by_bucket
         sources = {dataset_files.TRIPLE_IDS: edges.triple_ids, dataset_files.EDGES: edges.edges}
         if edges.weights is not None:
             sources[dataset_files.WEIGHTS] = edges.weights
-        shapes = {name: (num, *source.shape[1:]) for name, source in sources.items()}
-        targets = [(s, _new_array(folder / name, shapes[name], s.dtype)) for name, s in sources.items()]
-        by_bucket = counts.sum(axis=1).ravel()
-        free = np.cumsum(by_bucket) - by_bucket
+        targets = [_new_array(folder / name, (num, *s.shape[1:]), s.dtype) for name, s in sources.items()]
         for edge_set, block, numbers in numbered():
+            # Triple ids ascend inside a bucket, so the files do not depend on the size of blocks.
             buckets = edge_set * self.num_ranges**2 + numbers % self.num_ranges**2
-            # Stable: triple ids ascend inside a bucket, so the files do not depend on the size of blocks.
-            order = np.argsort(buckets, kind="stable")
-            block_counts = np.bincount(buckets, minlength=len(free))
-            firsts = np.cumsum(block_counts) - block_counts
-            places = np.arange(len(order)) + np.repeat(free - firsts, block_counts)
-            for source, target in targets:
+            order, places = place_by_group(buckets, free)
+            for source, target in zip(sources.values(), targets):
                 target[places] = np.asarray(source[block])[order]
-            free += block_counts
-        for target in (target for _, target in targets if isinstance(target, np.memmap)):
+        for target in targets:
             target.flush()
 
     def _folder(self, parent: Path) -> Path:
@@ -222,12 +216,9 @@ def _blocks(rows_of_sets: Sequence[Rows]) -> Iterator[tuple[int, slice | Rows]]:
             yield edge_set, slice(block.start, block.stop) if isinstance(block, range) else block
 
 
-def _new_array(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def _new_array(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.memmap:
     """Create an array file of allocated blocks: a full disk is an error here, not SIGBUS at a write."""
-    if 0 in shape:
-        np.save(path, np.empty(shape, dtype))
-        return np.empty(shape, dtype)
-    array: np.ndarray = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+    array: np.memmap = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
     with open(path, "r+b") as file:
         try:
             os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)

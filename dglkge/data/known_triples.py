@@ -17,9 +17,10 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from dglkge.data.dataset_files import known_index_path, partial_files, replacing
+from dglkge.data.sorted_arrays import is_first, place_by_group, sorted_distinct, spans
 from dglkge.errors import JobError
 from dglkge.file_lock import wait_for_lock
-from dglkge.typing import Side
+from dglkge.typing import Ids, Mask, Side
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class Direction:
         """The answers (n,) uint32, ascending within a query: a view of the keys."""
         return self.keys.view(np.uint32)[0 if np.little_endian else 1 :: 2]
 
-    def runs(self, entity_ids: np.ndarray, relation_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def runs(self, entity_ids: Ids, relation_ids: Ids) -> tuple[Ids, Ids]:
         """Return the first answer of each query and the number of its answers: two (Q,) int64."""
         entities, relations = np.asarray(entity_ids, np.int64), np.asarray(relation_ids, np.int64)
         bounds = np.concatenate([entities, entities + 1]).astype(np.uint64) << _LOW_BITS
@@ -68,20 +69,24 @@ class Direction:
         first, end = np.split(_lower_bound(self.keys, low, high, bounds), 2)
         return first, end - first
 
+    def gather(self, entity_ids: Ids, relation_ids: Ids) -> tuple[Ids, Ids]:
+        """Return the query (M,) and the id (M,) of every answer, as int64."""
+        query_index, places = spans(*self.runs(entity_ids, relation_ids))
+        return query_index, self.answers[places].astype(np.int64)
+
     def first_answers(self) -> np.ndarray:
         """Return the place of the first answer of every query, (Q,) int64."""
         first = [np.empty(0, np.int64)]
         # The first key of each relation begins a query, also where the entity is that of the key before.
         begins = self.starts[:-1][np.diff(self.starts) > 0]
         for start in range(0, len(self.keys), _CHUNK_ROWS):
-            # One key of the chunk before, to compare with.
-            before = max(start - 1, 0)
-            entities = self.keys[before : start + _CHUNK_ROWS] >> _LOW_BITS
-            is_new = np.concatenate([[start == 0], entities[1:] != entities[:-1]])
+            entities = self.keys[start : start + _CHUNK_ROWS] >> _LOW_BITS
+            is_new = is_first(entities)
+            # The first key may go on with the query of the chunk before.
+            is_new[0] = start == 0 or entities[0] != self.keys[start - 1] >> _LOW_BITS
             inside = slice(*np.searchsorted(begins, [start, start + _CHUNK_ROWS]))
-            is_new[begins[inside] - before] = True
-            is_new[: start - before] = False
-            first.append(np.flatnonzero(is_new) + before)
+            is_new[begins[inside] - start] = True
+            first.append(np.flatnonzero(is_new) + start)
         return np.concatenate(first)
 
     def given(self, places: np.ndarray) -> np.ndarray:
@@ -93,7 +98,7 @@ class Direction:
         keys = self.keys[self.starts[relation_id] : self.starts[relation_id + 1]]
         return np.unique(keys >> _LOW_BITS).astype(np.int64)
 
-    def contain(self, entity_ids: np.ndarray, relation_ids: np.ndarray, answer_ids: np.ndarray) -> np.ndarray:
+    def contain(self, entity_ids: Ids, relation_ids: Ids, answer_ids: Ids) -> Mask:
         """Return whether each query (Q,) has an answer (Q,): bool."""
         first, count = self.runs(entity_ids, relation_ids)
         answers = np.asarray(answer_ids, np.int64)
@@ -141,30 +146,23 @@ def _chunks(triples: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
 
 def _count(triples: Sequence[np.ndarray], num_relations: int) -> np.ndarray:
     """Return the number of triples of each relation, duplicates included."""
-    counts = np.zeros(num_relations, np.int64)
-    for chunk in _chunks(triples):
-        counts += np.bincount(chunk[:, 1], minlength=num_relations)
-    return counts
+    counts = (np.bincount(chunk[:, 1], minlength=num_relations) for chunk in _chunks(triples))
+    return sum(counts, np.zeros(num_relations, np.int64))
 
 
 def _fill(triples: Sequence[np.ndarray], side: Side, counts: np.ndarray, room: np.ndarray) -> np.ndarray:
     """Write the sorted distinct keys of a direction to the start of the room; returns ``starts``."""
-    places = np.cumsum(counts) - counts
+    free = np.cumsum(counts) - counts
     for chunk in _chunks(triples):
         anchors, relations, answers = (chunk[:, column] for column in (side.anchor_column, 1, side.column))
-        order = np.argsort(relations, kind="stable")
-        chunk_counts = np.bincount(relations, minlength=len(counts))
-        # Place of a row: the next free one of its relation, plus its number within the chunk's run.
-        first = places - (np.cumsum(chunk_counts) - chunk_counts)
-        room[np.arange(len(chunk)) + np.repeat(first, chunk_counts)] = anchors[order] << 32 | answers[order]
-        places += chunk_counts
+        order, places = place_by_group(relations, free)
+        room[places] = anchors[order] << 32 | answers[order]
     starts = np.zeros(len(counts) + 1, np.int64)
     end = 0
-    for relation, (stop, count) in enumerate(zip(places.tolist(), counts.tolist())):
+    for relation, (stop, count) in enumerate(zip(free.tolist(), counts.tolist())):
         keys = room[stop - count : stop]
         keys.sort()
-        is_new = np.ones(count, bool)
-        is_new[1:] = keys[1:] != keys[:-1]
+        is_new = is_first(keys)
         if end < stop - count or not is_new.all():
             # Towards the front, over what duplicates left free. Never over keys that are still to be read.
             keys = keys[is_new]
@@ -218,10 +216,8 @@ def _locked(folder: Path, path: Path) -> Iterator[None]:
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         if not wait_for_lock(handle, LOCK_SECONDS):
-            raise JobError(
-                f"another process has been building {path} for {LOCK_SECONDS:.0f} s (the limit): "
-                "end it, or wait and start again"
-            )
+            limit = f"{LOCK_SECONDS:.0f} s (the limit): end it, or wait and start again"
+            raise JobError(f"another process has been building {path} for {limit}")
         yield
     finally:
         os.close(handle)
@@ -301,7 +297,7 @@ class KnownTriples:
         Head, relation and tail as original ids, to be indexed in memory. Duplicates count once.
     num_relations : int
     splits : sequence of callable
-        Each opens the index of more triples; called at the first query.
+        Each returns the index of more triples; called at the first query of each side.
     """
 
     triples: Sequence[np.ndarray]
@@ -309,13 +305,7 @@ class KnownTriples:
     splits: Sequence[Callable[[], Index]] = ()
     _directions: dict[Side, list[Direction]] = field(default_factory=dict, init=False)
 
-    @cached_property
-    def _indexes(self) -> list[Index]:
-        return [open_index() for open_index in self.splits]
-
-    def answers(
-        self, side: Side, entity_ids: np.ndarray, relation_ids: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def answers(self, side: Side, entity_ids: Ids, relation_ids: Ids) -> tuple[Ids, Ids]:
         """Return every known answer to queries of entities (Q,) and relations (Q,), for one wanted side.
 
         Returns
@@ -325,21 +315,16 @@ class KnownTriples:
         answer_ids : (M,) int64
             The answers, ascending within a query.
         """
-        parts = [_gather(direction, entity_ids, relation_ids) for direction in self.directions(side)]
+        parts = [direction.gather(entity_ids, relation_ids) for direction in self.directions(side)]
         parts = [(queries, answers) for queries, answers in parts if len(queries)] or parts[:1]
         if len(parts) == 1:
             return parts[0]
         queries, answers = (np.concatenate(columns) for columns in zip(*parts))
-        # Few runs that ascend: the stable sort merges them, without sorting them again.
-        keys = np.sort(queries << 32 | answers, kind="stable")
-        # A triple may stand in several splits.
-        is_new = np.ones(len(keys), bool)
-        is_new[1:] = keys[1:] != keys[:-1]
-        return keys[is_new] >> 32, keys[is_new] & 0xFFFF_FFFF
+        # Few runs that ascend; a triple may stand in several splits.
+        keys = sorted_distinct(queries << 32 | answers, kind="stable")
+        return keys >> 32, keys & 0xFFFF_FFFF
 
-    def runs(
-        self, side: Side, entity_ids: np.ndarray, relation_ids: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def runs(self, side: Side, entity_ids: Ids, relation_ids: Ids) -> tuple[Ids, Ids, np.ndarray]:
         """Return where the known answers to each query of :meth:`answers` are; of one split uncopied.
 
         Returns
@@ -356,9 +341,7 @@ class KnownTriples:
         count = np.bincount(queries, minlength=len(entity_ids))
         return np.cumsum(count) - count, count, answers
 
-    def contain(
-        self, side: Side, entity_ids: np.ndarray, relation_ids: np.ndarray, answer_ids: np.ndarray
-    ) -> np.ndarray:
+    def contain(self, side: Side, entity_ids: Ids, relation_ids: Ids, answer_ids: Ids) -> Mask:
         """Return whether each answer (Q,) is a known one of its query (Q,): bool."""
         directions = self.directions(side)
         return np.any([some.contain(entity_ids, relation_ids, answer_ids) for some in directions], axis=0)
@@ -372,20 +355,9 @@ class KnownTriples:
     def directions(self, side: Side) -> list[Direction]:
         """Return the sorted triples of each split, for one wanted side; opened or built at the first call."""
         if side not in self._directions:
-            directions = [index[side] for index in self._indexes]
+            directions = [open_index()[side] for open_index in self.splits]
             if self.triples or not directions:
                 # In memory: only the side that is asked for.
                 directions.append(index_in_memory(self.triples, self.num_relations, [side])[side])
             self._directions[side] = directions
         return self._directions[side]
-
-
-def _gather(
-    direction: Direction, entity_ids: np.ndarray, relation_ids: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the query (M,) and the id (M,) of every answer, as int64."""
-    first, count = direction.runs(entity_ids, relation_ids)
-    query_index = np.repeat(np.arange(len(first), dtype=np.int64), count)
-    # Place within the range of a query's answers, plus the start of that range.
-    place = np.arange(len(query_index)) + np.repeat(first - (np.cumsum(count) - count), count)
-    return query_index, direction.answers[place].astype(np.int64)

@@ -12,6 +12,7 @@ from dglkge.data.text_format import ROLES, TIME, Columns
 from dglkge.data.triples import TripleFile
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary, label_at
 from dglkge.errors import InputError
+from dglkge.typing import Ids
 
 VocabularyOf = Callable[[str], Vocabulary]
 
@@ -36,8 +37,7 @@ def read_named_triples(
     parts, num_rows = [], 0
     file = TripleFile(path, columns or Columns(), delimiter)
     for chunk in file.frames():
-        triples, num_fitting = _resolve(chunk, relations, vocabulary)
-        bad = np.flatnonzero(num_fitting != 1)
+        triples, bad = _resolve(chunk, relations, vocabulary)
         if len(bad):
             row, fault = num_rows + int(bad[0]), _fault(chunk.iloc[bad[:1]], relations, vocabulary)
             raise InputError(f"{file.places([row])[row]}: {fault}")
@@ -66,9 +66,7 @@ def find_triples(
     faults : dict of int to str
         What is wrong with each of these rows, with the nearest known names.
     """
-    triples, num_fitting = _resolve(frame, relations, vocabulary)
-    bad = np.flatnonzero(num_fitting != 1)
-    triples[bad] = -1
+    triples, bad = _resolve(frame, relations, vocabulary)
     return triples, {row: _fault(frame.iloc[[row]], relations, vocabulary) for row in bad.tolist()}
 
 
@@ -80,10 +78,8 @@ def _with_times(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(relation=pd.Categorical(names))
 
 
-def _resolve(
-    chunk: pd.DataFrame, relations: RelationVocabulary, vocabulary: VocabularyOf
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ids (n, 3) of a chunk, and the number of relations (n,) that fit each triple."""
+def _resolve(chunk: pd.DataFrame, relations: RelationVocabulary, vocabulary: VocabularyOf) -> tuple[Ids, Ids]:
+    """Return the ids (n, 3) of a chunk, and the rows that not exactly one relation fits, where ids are -1."""
     chunk = _with_times(chunk)
     ids = np.full((len(chunk), 3), -1, dtype=np.int64)
     num_fitting = np.zeros(len(chunk), dtype=np.int64)
@@ -99,7 +95,9 @@ def _resolve(
             fits = (heads >= 0) & (tails >= 0)
             num_fitting[rows[fits]] += 1
             ids[rows[fits]] = np.stack([heads, np.full(len(rows), relation_id), tails], axis=1)[fits]
-    return ids, num_fitting
+    bad = np.flatnonzero(num_fitting != 1)
+    ids[bad] = -1
+    return ids, bad
 
 
 def _entity_ids(column: pd.Series, rows: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:

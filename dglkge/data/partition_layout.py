@@ -86,28 +86,20 @@ class PartitionLayout:
         self._edge_tables: dict[int, EdgeTable] = {}
 
     @classmethod
-    def open(cls, path: str | Path, graph_name: str, num_times: int = 1) -> PartitionLayout:
+    def open(
+        cls, path: str | Path, graph_name: str, num_times: int = 1, has_edges: bool = True
+    ) -> PartitionLayout:
         """Read DGL's description of the partitions and check that the id maps and edge tables fit it.
 
         A machine needs the folder of its own partition only. Partitions without a folder here are skipped;
-        their edge tables raise an error. A folder that is here must be complete.
+        their edge tables raise an error. A folder that is here must be complete, unless the edge tables are
+        not written yet.
 
         Raises
         ------
         InputError
             If a file is missing or damaged, or no partition's folder is here.
         """
-        layout = cls.open_maps(path, graph_name, num_times)
-        here = [part_id for part_id in range(layout.num_parts) if layout.part_path(part_id).is_dir()]
-        if not here:
-            raise InputError(f"{path} has no partition: {layout.part_path(0)} and the others are missing")
-        for part_id in here:
-            layout.edge_table(part_id)
-        return layout
-
-    @classmethod
-    def open_maps(cls, path: str | Path, graph_name: str, num_times: int = 1) -> PartitionLayout:
-        """Do what :meth:`open` does, but skip the edge tables: partitioning writes them last."""
         path = Path(path)
         config_path = dataset_files.graph_config_path(path, graph_name)
         config = load_json(config_path)
@@ -128,6 +120,11 @@ class PartitionLayout:
         for ntype in layout.ntypes:
             layout.original_ids(ntype)
             layout.node_ids(ntype)
+        here = [part_id for part_id in range(layout.num_parts) if layout.part_path(part_id).is_dir()]
+        if not here:
+            raise InputError(f"{path} has no partition: {layout.part_path(0)} and the others are missing")
+        for part_id in here if has_edges else ():
+            layout.edge_table(part_id)
         return layout
 
     @property

@@ -14,13 +14,16 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
+from threading import Lock
 from typing import Any
 
 import numpy as np
 
 from dglkge.data.dataset_files import SPLITS, TEST, TRAIN, VALID
+from dglkge.data.sorted_arrays import contains, find_sorted, sorted_distinct
 from dglkge.kernels.hashing import split_mix
 from dglkge.kernels.triple_rows import count_and_join, count_pairs, find_roots, occurs_again
+from dglkge.typing import Ids, Mask
 
 NEAR_SHARE = 0.8
 """Two relations are near-inverses or near-duplicates from this share of their triples on."""
@@ -162,9 +165,7 @@ class TripleIndex:
         opposite = np.where(reverse == ranks, other, (reverse >= 0) & (self.num_in_train[reverse] > 0))
         return dict(zip(LEAKS, (in_train, opposite, other, self._implied(codes, ranks, reverse, pairs))))
 
-    def _implied(
-        self, codes: np.ndarray, ranks: np.ndarray, reverse: np.ndarray, pairs: np.ndarray
-    ) -> np.ndarray:
+    def _implied(self, codes: Ids, ranks: Ids, reverse: Ids, pairs: np.ndarray) -> Mask:
         """Return whether train has the counterpart of each triple by one of the pairs of relations."""
         turned = pairs[pairs["first"] != pairs["second"]]
         relation = np.concatenate([pairs["first"], turned["second"]])
@@ -206,31 +207,7 @@ def _sum_by_key(first: Counted, second: Counted) -> Counted:
     return keys, np.bincount(inverse, np.concatenate([first[1], second[1]])).astype(np.int64)
 
 
-def sorted_distinct(values: np.ndarray) -> np.ndarray:
-    """Return the distinct numbers of an array in ascending order."""
-    # numpy.unique without its further results hashes since numpy 2.3: 20 times as slow on random 64-bit keys.
-    values = np.sort(values)
-    new = np.ones(len(values), dtype=bool)
-    new[1:] = values[1:] != values[:-1]
-    return values[new]
-
-
-def find_sorted(values: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the place (n,) of each number in an ascending array, and whether it is there."""
-    if len(values) == 0:
-        return np.zeros(len(numbers), dtype=np.int64), np.zeros(len(numbers), dtype=bool)
-    places = np.minimum(np.searchsorted(values, numbers), len(values) - 1)
-    return places, values[places] == numbers
-
-
-def contains(values: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Return whether each number is in an ascending array, (n,) bool."""
-    return find_sorted(values, numbers)[1]
-
-
-def _combinations(
-    rows: np.ndarray, first: np.ndarray, num: np.ndarray
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _combinations(rows: Ids, first: Ids, num: Ids) -> Iterator[tuple[Ids, Ids]]:
     """Yield each row with each of its places first, first + 1, ..., first + num - 1, in bounded pieces."""
     ends = np.cumsum(num)
     begin = 0
@@ -244,9 +221,7 @@ def _combinations(
         begin = end
 
 
-def _count_combinations(
-    relations: np.ndarray, rows: np.ndarray, first: np.ndarray, num: np.ndarray, num_relations: int
-) -> Counted:
+def _count_combinations(relations: Ids, rows: Ids, first: Ids, num: Ids, num_relations: int) -> Counted:
     """Count pairs of relations over the combinations of rows and places.
 
     A key is the smaller relation times the number of relations, plus the larger one.
@@ -270,25 +245,21 @@ def measure_quality(
 ) -> Quality:
     """Measure the quality of a data set, with so much memory for the triples that are sorted at a time."""
     splits, num_relations = triples.splits, triples.num_relations
-    again = _again(triples, bucket_bytes, num_workers)
+    again, sizes, uses = _again(triples, bucket_bytes, num_workers)
     num_again = int(sum(mask.sum() for mask in again.values()))
     # The buckets of a round are measured side by side, in the memory of one.
     num_rounds = max(1, -(-INDEXED_BYTES * num_again // bucket_bytes))
     per_round = num_workers if num_again > _ROWS_AT_A_TIME else 1
     overlaps = [_NOTHING] * 2
-    sizes, uses = _sizes_of_alone(triples, again)
     duplicates = dict.fromkeys(SPLITS, 0)
     num_triples = {split: len(heads) for split, (heads, _, _) in splits.items()}
     in_valid = np.zeros(num_triples[TEST], bool)
     with ThreadPoolExecutor(num_workers) as threads:
-        unseen = threads.submit(_count_unseen, triples)
-        degrees = threads.submit(_degrees_and_components, triples)
-        buckets: Callable[[], Iterator[_Bucket]]
+        connected = threads.submit(_degrees_and_components, triples)
         buckets = partial(_buckets, triples, again, num_rounds, per_round, threads)
-        if num_rounds == 1:
-            # Kept, and not indexed again.
-            buckets = partial(iter, list(buckets()))
-        for rows, index, (*counted, sizes_of_bucket) in buckets():
+        # Those of a single round are kept, and not indexed again.
+        kept = list(buckets()) if num_rounds == 1 else None
+        for rows, index, (*counted, sizes_of_bucket) in kept or buckets():
             overlaps = [_sum_by_key(*both) for both in zip(overlaps, counted)]
             sizes += sizes_of_bucket
             for split, codes in index.codes.items():
@@ -299,7 +270,7 @@ def measure_quality(
         nums = {split: num_triples[split] for split in (VALID, TEST)}
         leaks = {split: {name: np.zeros(num, bool) for name in LEAKS} for split, num in nums.items()}
         # Which relations are near is known after the first pass only.
-        for rows, index, _ in buckets():
+        for rows, index, _ in kept or buckets():
             for split, masks in leaks.items():
                 for name, mask in index.leaks(split, pairs).items():
                     masks[name][rows[split]] = mask
@@ -307,6 +278,7 @@ def measure_quality(
     shares[TEST]["in_valid"] = _share(in_valid)
     # Relations with one distinct triple in train.
     single = np.flatnonzero(uses == 1)
+    degrees, figures = connected.result()
     report = {
         "triples": num_triples,
         "duplicates": duplicates,
@@ -316,12 +288,12 @@ def measure_quality(
             "count": len(pairs),
             "largest": [_named_pair(pair, triples.relation_name) for pair in pairs[:MAX_PAIRS]],
         },
-        "unseen": unseen.result(),
+        "unseen": _count_unseen(triples, degrees == 0, uses == 0),
         "single_triple_relations": {
             "count": len(single),
             "examples": [triples.relation_name(id_) for id_ in single[:MAX_EXAMPLES].tolist()],
         },
-        **degrees.result(),
+        **figures,
     }
     return Quality(report, leaks)
 
@@ -341,13 +313,10 @@ def _named_pair(pair: np.void, name: Callable[[int], str]) -> dict[str, Any]:
     }
 
 
-def _count_unseen(triples: NumberedTriples) -> dict[str, dict[str, int]]:
+def _count_unseen(
+    triples: NumberedTriples, new_entity: Mask, new_relation: Mask
+) -> dict[str, dict[str, int]]:
     """Count entities and relations of valid, test and both that train lacks, and triples that have one."""
-    new_entity = np.ones(triples.num_entities, dtype=bool)
-    new_relation = np.ones(triples.num_relations, dtype=bool)
-    for _, (heads, relations, tails) in _pieces(triples.splits[TRAIN]):
-        new_entity[heads] = new_entity[tails] = False
-        new_relation[relations] = False
 
     def count(*splits: str) -> dict[str, int]:
         heads, relations, tails = map(np.concatenate, zip(*(triples.splits[split] for split in splits)))
@@ -361,45 +330,40 @@ def _count_unseen(triples: NumberedTriples) -> dict[str, dict[str, int]]:
     return {VALID: count(VALID), TEST: count(TEST), "valid_and_test": count(VALID, TEST)}
 
 
-def _again(triples: NumberedTriples, max_bytes: int, num_workers: int) -> dict[str, np.ndarray]:
-    """Return for each triple of each split whether its pair of entities may occur again, (n,) bool."""
+def _again(triples: NumberedTriples, max_bytes: int, num_workers: int) -> tuple[dict[str, Mask], Ids, Ids]:
+    """Return for each triple of each split whether its pair of entities may occur again, (n,) bool.
+
+    And, by relation, the number of the others: (2, R) as :meth:`TripleIndex.overlaps`, and (R,) of train.
+    """
     num_triples = sum(len(heads) for heads, _, _ in triples.splits.values())
     # Two to four bytes of four counters each: 6 to 12 % of the triples alone meet another's counter.
     num_bytes = 1 << max(6, min((2 * num_triples).bit_length(), max_bytes.bit_length() - 1))
     counters = np.zeros(num_bytes, np.uint8)
     bounds = np.linspace(0, num_bytes, num_workers + 1).astype(np.int64).tolist()
+    num_relations, lock = triples.num_relations, Lock()
+    sizes, uses = np.zeros((2, num_relations), np.int64), np.zeros(num_relations, np.int64)
 
     def count(first: int, end: int) -> None:
         for split in SPLITS:
             for _, (heads, _, tails) in _pieces(triples.splits[split]):
                 count_pairs(heads.astype(np.int64), tails.astype(np.int64), first, end, counters)
 
-    def look(piece: tuple[int, Triples]) -> np.ndarray:
-        heads, _, tails = piece[1]
-        return occurs_again(heads.astype(np.int64), tails.astype(np.int64), counters)
+    def look(split: str, piece: tuple[int, Triples]) -> Mask:
+        heads, relations, tails = piece[1]
+        again = occurs_again(heads.astype(np.int64), tails.astype(np.int64), counters)
+        counts = np.bincount(relations[~again], minlength=num_relations)
+        loops = np.bincount(relations[~again & (heads == tails)], minlength=num_relations)
+        with lock:
+            sizes[:] += [counts - loops, counts]
+            uses[:] += counts * (split == TRAIN)
+        return again
 
     with ThreadPoolExecutor(num_workers) as threads:
         # Each thread counts in a range of its own: two could not change one byte at a time.
         list(threads.map(count, bounds[:-1], bounds[1:]))
-        masks = {split: threads.map(look, _pieces(triples.splits[split])) for split in SPLITS}
-        return {split: np.concatenate([np.zeros(0, bool), *parts]) for split, parts in masks.items()}
-
-
-def _sizes_of_alone(
-    triples: NumberedTriples, again: Mapping[str, np.ndarray]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Count by relation the triples that share their pair with none: (2, R) as overlaps(), (R,) of train."""
-    num_relations = triples.num_relations
-    sizes, uses = np.zeros((2, num_relations), np.int64), np.zeros(num_relations, np.int64)
-    for split in SPLITS:
-        for start, (heads, relations, tails) in _pieces(triples.splits[split]):
-            alone = ~again[split][start : start + len(heads)]
-            counts = np.bincount(relations[alone], minlength=num_relations)
-            loops = np.bincount(relations[alone & (heads == tails)], minlength=num_relations)
-            sizes += [counts - loops, counts]
-            if split == TRAIN:
-                uses += counts
-    return sizes, uses
+        masks = {split: threads.map(partial(look, split), _pieces(triples.splits[split])) for split in SPLITS}
+        again = {split: np.concatenate([np.zeros(0, bool), *parts]) for split, parts in masks.items()}
+    return again, sizes, uses
 
 
 _Bucket = tuple[dict[str, np.ndarray], TripleIndex, tuple[Counted, Counted, np.ndarray]]
@@ -453,8 +417,8 @@ def _pieces(columns: Triples) -> Iterator[tuple[int, Triples]]:
         yield start, (heads[rows], relations[rows], tails[rows])
 
 
-def _degrees_and_components(triples: NumberedTriples) -> dict[str, Any]:
-    """Return figures of the training triples of each entity, and of the components of those that have one."""
+def _degrees_and_components(triples: NumberedTriples) -> tuple[np.ndarray, dict[str, Any]]:
+    """Return the number of training triples of each entity, and figures of these and of the components."""
     degrees = np.zeros(triples.num_entities, np.int64)
     parents = np.arange(triples.num_entities, dtype=np.int32)
     for _, (heads, _, tails) in _pieces(triples.splits[TRAIN]):
@@ -464,7 +428,7 @@ def _degrees_and_components(triples: NumberedTriples) -> dict[str, Any]:
     sizes = sizes[sizes > 0]
     most, num_joined = int(sizes.max(initial=0)), int(sizes.sum())
     largest = np.argsort(-degrees, kind="stable")[:NUM_HUBS].tolist()
-    return {
+    return degrees, {
         "degrees": {
             "min": int(degrees.min()),
             "median": float(np.median(degrees)),

@@ -107,24 +107,21 @@ def _inside_out(num_ranges: int, key: int) -> list[tuple[int, int]]:
 
 def _affinity(num_ranges: int, key: int) -> list[tuple[int, int]]:
     """Follow the most shared ranges; ties by one keyed word for each step."""
-    is_left = np.ones((num_ranges, num_ranges), bool)
-    draws = words(key, np.arange(num_ranges**2, dtype=np.int64))
+    left = dict.fromkeys(divmod(place, num_ranges) for place in range(num_ranges**2))
     walk: list[tuple[int, int]] = []
-    for step in range(num_ranges**2):
+    for draw in words(key, np.arange(num_ranges**2, dtype=np.int64)).tolist():
         near: list[tuple[int, int]] = []
         if walk:
             i, j = walk[-1]
             # Both ranges are there for these: nothing is loaded.
-            near = [pair for pair in dict.fromkeys([(i, i), (i, j), (j, i), (j, j)]) if is_left[pair]]
+            near = [pair for pair in dict.fromkeys([(i, i), (i, j), (j, i), (j, j)]) if pair in left]
             if not near:
                 lines = [(row, column) for row in (i, j) for column in range(num_ranges)]
                 both = dict.fromkeys([*lines, *((tail, head) for head, tail in lines)])
-                near = [pair for pair in both if is_left[pair]]
-        if not near:
-            near = [(int(i), int(j)) for i, j in np.argwhere(is_left)]
-        pair = near[int(draws[step] % np.uint64(len(near)))]
-        is_left[pair] = False
-        walk.append(pair)
+                near = [pair for pair in both if pair in left]
+        near = near or list(left)
+        walk.append(near[draw % len(near)])
+        del left[walk[-1]]
     return walk
 
 
@@ -135,27 +132,18 @@ def _random(num_ranges: int, key: int) -> list[tuple[int, int]]:
 
 def _hilbert(num_ranges: int, key: int) -> list[tuple[int, int]]:
     """Walk along the curve of the smallest power of two."""
-    size = 1 << (num_ranges - 1).bit_length()
-    points = (_on_hilbert_curve(size, place) for place in range(size * size))
-    return [(x, y) for x, y in points if x < num_ranges and y < num_ranges]
+    curve = _hilbert_curve(1 << (num_ranges - 1).bit_length())
+    return [(x, y) for x, y in curve if x < num_ranges and y < num_ranges]
 
 
-def _on_hilbert_curve(size: int, place: int) -> tuple[int, int]:
-    """Return the cell at a place of the curve: from each pair of bits of the place, smallest square first."""
-    x = y = 0
-    side = 1
-    while side < size:
-        right = (place // 2) & 1
-        up = (place ^ right) & 1
-        if not up:
-            # The lower squares hold the curve mirrored at a diagonal.
-            if right:
-                x, y = side - 1 - x, side - 1 - y
-            x, y = y, x
-        x, y = x + side * right, y + side * up
-        place //= 4
-        side *= 2
-    return x, y
+def _hilbert_curve(size: int) -> list[tuple[int, int]]:
+    """Return the cells of a square in the curve's order: four smaller curves, the lower ones mirrored."""
+    if size == 1:
+        return [(0, 0)]
+    half = size // 2
+    quarter = _hilbert_curve(half)
+    upper = [(x + right, y + half) for right in (0, half) for x, y in quarter]
+    return [(y, x) for x, y in quarter] + upper + [(size - 1 - y, half - 1 - x) for x, y in quarter]
 
 
 WALKS: Mapping[str, Callable[[int, int], list[tuple[int, int]]]] = {

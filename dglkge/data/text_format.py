@@ -183,6 +183,11 @@ def is_number(text: str) -> bool:
     return True
 
 
+def is_id(text: str) -> bool:
+    """Return whether a text is an integer from 0 on that fits into 64 bits."""
+    return text.isascii() and text.isdigit() and len(text) <= MAX_ID_DIGITS
+
+
 def parse_delimiter(text: str) -> str:
     """Parse the ``--delimiter`` option: one character, or its name; else InputError."""
     delimiter = _DELIMITER_NAMES.get(text, text)
@@ -213,13 +218,10 @@ def edge_list_header(fields: list[str]) -> dict[str, str]:
     {'head': 'Source', 'relation': 'Label', 'tail': 'Target'}
     """
     by_word = {name.strip().lower(): name for name in fields}
-    names = {}
-    for role, words in _HEADER_WORDS.items():
-        columns = [by_word[word] for word in words if word in by_word]
-        if not columns:
-            return {}
-        names[role] = columns[0]
-    return names
+    found = {
+        role: [by_word[word] for word in words if word in by_word] for role, words in _HEADER_WORDS.items()
+    }
+    return {role: columns[0] for role, columns in found.items()} if all(found.values()) else {}
 
 
 def columns_of_header(fields: list[str], columns: Columns) -> dict[str, str]:

@@ -52,9 +52,9 @@ class _TextFile:
 
 @dataclass(frozen=True)
 class Block:
-    """A part of a file: whole lines or rows, the file's bytes read with it, its first row in Parquet."""
+    """A part of a file: whole lines, or columns and their first row; the file's bytes read with it."""
 
-    content: bytes | pa.RecordBatch
+    content: bytes | dict[str, pa.Array]
     position: int
     first_row: int = 0
 
@@ -110,10 +110,7 @@ class TripleFile:
             ``file:line``.
         """
         for block in self.blocks():
-            arrays = self.arrays(block)
-            for role, array in arrays.items():
-                arrays[role] = array.dictionary_encode() if pa.types.is_string(array.type) else array
-            yield pd.DataFrame({role: array.to_pandas() for role, array in arrays.items()})
+            yield pa.table(self.arrays(block)).to_pandas(strings_to_categorical=True)
 
     def blocks(self) -> Iterator[Block]:
         """Read the file; raises InputError if it is missing, empty or damaged."""
@@ -194,8 +191,7 @@ class TripleFile:
         """
         if isinstance(block.content, bytes):
             return self._parsed(block.content)
-        arrays = {role: block.content.column(column) for role, column in self._parquet_names.items()}
-        return _checked(arrays, self.rules, str(self.path), block.first_row)
+        return _checked(block.content, self.rules, str(self.path), block.first_row)
 
     def _parquet_blocks(self) -> Iterator[Block]:
         path = self.path
@@ -205,7 +201,7 @@ class TripleFile:
         ):
             known = file.schema_arrow.names
             header = {} if self.columns.names else text_format.columns_of_header(known, self.columns)
-            names = self._parquet_names = header or self.columns.names_or_roles
+            names = header or self.columns.names_or_roles
             for column in names.values():
                 if column not in known:
                     there = f"the file has {', '.join(known)} (see --columns)"
@@ -216,7 +212,8 @@ class TripleFile:
                 first, num_rows = num_rows, num_rows + len(batch)
                 position = path.stat().st_size * num_rows // max(file.metadata.num_rows, 1)
                 if len(batch):
-                    yield Block(batch, position, first)
+                    columns = {role: batch.column(column) for role, column in names.items()}
+                    yield Block(columns, position, first)
 
     def _text_blocks(self) -> Iterator[Block]:
         path = self.path

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -167,12 +168,11 @@ class _Parquet(VectorFile):
             yield str(name)
 
     def rows(self, numbers: Ids) -> Iterator[Block]:
-        for group, start in enumerate(self._starts[:-1].tolist()):
-            inside = numbers[(numbers >= start) & (numbers < self._starts[group + 1])]
-            # Row groups without one of these vectors are not read.
-            batches = self._file.iter_batches(ROWS_AT_A_TIME, row_groups=[group], columns=[self._column])
-            for batch in batches if len(inside) else ():
-                block = inside[(inside >= start) & (inside < start + len(batch))]
+        # Row groups without one of these vectors are not read.
+        for group in np.unique(np.searchsorted(self._starts, numbers, side="right") - 1).tolist():
+            start = int(self._starts[group])
+            for batch in self._file.iter_batches(ROWS_AT_A_TIME, row_groups=[group], columns=[self._column]):
+                block = numbers[slice(*np.searchsorted(numbers, [start, start + len(batch)]))]
                 if len(block):
                     yield block, self._vectors(batch.column(0).take(block - start), block)
                 start += len(batch)
@@ -207,9 +207,7 @@ class _Text(VectorFile):
             self.count, self.width = int(fields[0]), int(fields[1])
         else:
             # GloVe has no head. A name may have spaces, so numbers are counted from the right.
-            self.count, self.width = 1, 0
-            while self.width < len(fields) - 1 and is_number(fields[-1 - self.width]):
-                self.width += 1
+            self.count, self.width = 1, len([*takewhile(is_number, reversed(fields[1:]))])
 
     def names(self) -> Iterator[str]:
         count = 0
@@ -312,10 +310,10 @@ def read_new_vectors(
                 "allowed is once"
             )
         places[name] = number
-    vectors, filled = np.empty((len(places), file.width), np.float32), 0
-    for numbers, rows in file.rows(np.array(list(places.values()), np.int64)):
-        vectors[filled : filled + len(numbers)] = rows
-        filled += len(numbers)
+    new = np.array(list(places.values()), np.int64)
+    vectors = np.empty((len(new), file.width), np.float32)
+    for numbers, rows in file.rows(new):
+        vectors[np.searchsorted(new, numbers)] = rows
     return list(places), vectors
 
 

@@ -11,6 +11,7 @@ of the relations.
 from __future__ import annotations
 
 import datetime
+import itertools
 import mmap
 import re
 from collections import ChainMap
@@ -138,13 +139,6 @@ def _no_time(stamp: str, first: str) -> InputError:
 def label_at(relation: str, time: str) -> str:
     """Return the name of a relation at a time, such as ``visits @ 2014-05-01``."""
     return f"{relation} @ {time}"
-
-
-def at_times(relations: Sequence[Relation], times: Sequence[str]) -> list[Relation]:
-    """Return every relation at every time, by number; without times the relations."""
-    if not times:
-        return list(relations)
-    return [Relation(label_at(r.name, time), r.lhs, r.rhs) for r in relations for time in times]
 
 
 def limit_pairs(num_relations: int, num_times: int) -> None:
@@ -280,15 +274,16 @@ class RelationVocabulary:
 
     def __init__(self, relations: Sequence[Relation], times: Sequence[str] = ()) -> None:
         self.times = times
-        self.timeless = list(relations)
+        self.timeless = self.relations = list(relations)
         limit_pairs(len(self.timeless), self.num_times)
-        self.relations = at_times(self.timeless, times)
+        if times:
+            every = itertools.product(self.timeless, times)
+            self.relations = [Relation(label_at(r.name, time), r.lhs, r.rhs) for r, time in every]
         ids: dict[str, list[int]] = {}
         for id_, relation in enumerate(self.relations):
             ids.setdefault(relation.name, []).append(id_)
         # A label identifies a relation alone, while names repeat where one joins several pairs of types.
-        several = {name for name, of_name in ids.items() if len(of_name) > 1}
-        labels = [f"{r.name} ({r.lhs} → {r.rhs})" if r.name in several else r.name for r in self.relations]
+        labels = [f"{r.name} ({r.lhs} → {r.rhs})" if len(ids[r.name]) > 1 else r.name for r in self.relations]
         self._ids_of_name, self.labels = ids, Vocabulary(labels, "relation")
 
     def __len__(self) -> int:

@@ -32,7 +32,7 @@ import torch
 from dglkge.data import dataset_files
 from dglkge.data.dataset_files import Field
 from dglkge.data.partition_layout import PartitionLayout
-from dglkge.data.quality import sorted_distinct
+from dglkge.data.sorted_arrays import sorted_distinct
 from dglkge.kernels.triple_rows import count_values, mapped, neighbour_lists, place_greedily, spread
 from dglkge.partition.rows import map_in_order, open_npy
 from dglkge.partition.run_build import NO_ROOM, NO_ROOM_STATUS, GraphJob
@@ -86,46 +86,44 @@ def build_partitions(dataset: Path, job: GraphJob) -> None:
 def assign_nodes(dataset: Path, job: GraphJob, train: np.ndarray) -> dict[str, np.ndarray]:
     """Return the partition of each node of each type, by original id; removes the file of given ones."""
     counts, rng = {**job.entity_types, RELATION: job.num_relations}, np.random.default_rng(job.seed)
+    # One id space for all nodes, type after type: METIS, which takes 64 bits, cuts one graph of the entities.
+    starts = dict(zip(counts, np.cumsum([0, *counts.values()]).tolist()))
+    entities, relations = slice(starts[RELATION]), slice(starts[RELATION], None)
+    flat = np.full(sum(counts.values()), 0 if job.num_parts == 1 else -1)
     if job.has_parts:
         path = dataset / dataset_files.GIVEN_PARTS
         flat = np.load(path, allow_pickle=False)
         path.unlink()
-    elif job.num_parts == 1:
-        flat = np.zeros(sum(counts.values()), np.int64)
-    else:
-        flat = np.append(assign_entities(job, train, rng), np.full(job.num_relations, -1))
-    parts = dict(zip(counts, np.split(flat, np.cumsum(list(counts.values()))[:-1])))
-    if (parts[RELATION] < 0).any():
-        uses = np.zeros(job.num_relations, np.int64)
-        for *_, rows in _pieces(job, train):
-            count_values(rows[:, 1] // job.num_times, uses)
+    if (flat[relations] < 0).any():
+        num_ends = 0 if job.has_parts or job.part_method == "random" else len(train)
+        dtype = np.int64 if job.part_method == "metis" else np.int32
+        heads, tails = np.empty((2, num_ends), dtype)
+        # DGL stores an edge in the partition of its tail, so in-degrees are the load of a partition.
+        loads = np.zeros(len(flat), np.int64)
+        for lhs, rhs, first, rows in _pieces(job, train):
+            ends = rows[:, 2] + starts[rhs]
+            count_values(ends, loads)
+            count_values(rows[:, 1] // job.num_times + starts[RELATION], loads)
+            if num_ends:
+                heads[first : first + len(rows)] = rows[:, 0] + starts[lhs]
+                tails[first : first + len(rows)] = ends
+        if not job.has_parts:
+            flat[entities] = assign_entities(job, (heads, tails), loads[entities], rng)
         # Trainers of all partitions update a relation's row, so no cut helps: balanced by use.
-        parts[RELATION] = random_parts(np.zeros_like(uses), uses, job.num_parts, rng)
-    return parts
+        uses = loads[relations]
+        flat[relations] = random_parts(np.zeros_like(uses), uses, job.num_parts, rng)
+    return dict(zip(counts, np.split(flat, list(starts.values())[1:])))
 
 
-def assign_entities(job: GraphJob, train: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return the partition of each entity (n,), type after type."""
-    counts = list(job.entity_types.values())
-    starts = dict(zip(job.entity_types, np.cumsum([0, *counts]).tolist()))
-    type_of = np.repeat(np.arange(len(counts)), counts)
-    # DGL stores an edge in the partition of its tail, so in-degrees are the load of a partition.
-    in_degrees = np.zeros(len(type_of), np.int64)
-    # One id space for all entities, type after type: METIS, which takes 64 bits, cuts one graph.
-    dtype, is_random = np.int64 if job.part_method == "metis" else np.int32, job.part_method == "random"
-    heads, tails = (np.empty(0 if is_random else len(train), dtype) for _ in range(2))
-    for lhs, rhs, first, rows in _pieces(job, train):
-        ends = rows[:, 2] + starts[rhs]
-        count_values(ends, in_degrees)
-        if not is_random:
-            heads[first : first + len(rows)] = rows[:, 0] + starts[lhs]
-            tails[first : first + len(rows)] = ends
-    if is_random:
+def assign_entities(job: GraphJob, edges: tuple[Ids, Ids], in_degrees: Ids, rng: np.random.Generator) -> Ids:
+    """Return the partition of each entity (n,), type after type; ``random`` needs no edges (heads, tails)."""
+    type_of = np.repeat(np.arange(len(job.entity_types)), list(job.entity_types.values()))
+    if job.part_method == "random":
         return random_parts(type_of, in_degrees, job.num_parts, rng)
     if job.part_method == "metis":
-        flat = metis_parts(heads, tails, len(type_of), job.num_parts)
+        flat = metis_parts(*edges, len(type_of), job.num_parts)
     else:
-        flat = ldg_parts(heads, tails, in_degrees, job.num_parts, rng)
+        flat = ldg_parts(*edges, in_degrees, job.num_parts, rng)
     return fill_empty_parts(flat, type_of, in_degrees, job.num_parts)
 
 
@@ -241,7 +239,7 @@ def build_graph(job: GraphJob, parts: dict[str, np.ndarray]) -> dgl.DGLGraph:
 
 def write_edge_tables(partitions: Path, job: GraphJob, train: np.ndarray, weights: np.ndarray | None) -> None:
     """Write the triples that each partition owns: triple ids, and heads, relations and tails as node ids."""
-    layout = PartitionLayout.open_maps(partitions, job.graph_name, job.num_times)
+    layout = PartitionLayout.open(partitions, job.graph_name, job.num_times, has_edges=False)
     # Copied into memory: the lookups below are random accesses, and slow on mapped pages.
     node_ids = {ntype: layout.edge_ids(ntype).astype(np.int32) for ntype in layout.ntypes}
 

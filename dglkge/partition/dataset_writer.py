@@ -14,7 +14,7 @@ import numpy as np
 
 from dglkge.data import dataset_files
 from dglkge.data.dataset import Dataset
-from dglkge.data.dataset_files import SPLITS, TRAIN, Field, parents_of, replacing
+from dglkge.data.dataset_files import SPLITS, TEST, TRAIN, VALID, Field, parents_of, replacing
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import InputError, StorageError, os_errors
 from dglkge.file_lock import try_lock
@@ -22,6 +22,7 @@ from dglkge.partition.name_index import NameList
 from dglkge.partition.report import partition_figures
 from dglkge.partition.rows import open_npy, pieces
 from dglkge.partition.run_build import NO_ROOM, GraphJob, run_build
+from dglkge.typing import Ids
 
 _LOCK = ".lock"
 
@@ -178,11 +179,9 @@ def write_triples(
     ends = np.cumsum(counts)
     split_paths = [dataset_files.split_path(folder, split) for split in splits]
     extra = {folder / name: column for name, column in columns.items()}
-    for path, (split, rows) in zip(split_paths, splits.items()):
-        if split == TRAIN:
-            _write_split({path: rows, **extra}, original_ids, ends - counts, ranks)
-        else:
-            _write_split({path: rows}, original_ids, np.zeros(1, np.int64), np.zeros_like(ranks))
+    _write_split({split_paths[0]: splits[TRAIN], **extra}, original_ids, ends - counts, ranks)
+    for path, split in zip(split_paths[1:], (VALID, TEST)):
+        _write_split({path: splits[split]}, original_ids, np.zeros(1, np.int64), ranks)
     return {
         Field.ENTITY_TYPES: num_entities,
         Field.NUM_RELATIONS: len(relations.timeless),
@@ -197,12 +196,13 @@ def write_triples(
 
 
 def _write_split(
-    arrays: Mapping[Path, np.ndarray], original_ids: OriginalIds, places: np.ndarray, ranks: np.ndarray
+    arrays: Mapping[Path, np.ndarray], original_ids: OriginalIds, places: Ids, ranks: Ids
 ) -> None:
     """Write the triples of a split, and then further values of them.
 
     The triples of a pair of types are one range, which begins at the place of the pair; ``ranks`` has the
-    number of each relation's pair. Within a pair they keep the order of the input.
+    number of each relation's pair. Within a pair they keep the order of the input. A single place: all are
+    one range.
     """
     with ExitStack() as stack:
         targets: list[tuple[BinaryIO, int]] = []

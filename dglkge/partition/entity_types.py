@@ -234,10 +234,10 @@ class TypedIds:
             yield type_, name_list(names) if len(members) == len(names) else name_list(names).take(members)
 
     def relation_ids(self, triples: np.ndarray) -> np.ndarray:
-        """Return the original relation id of each triple, (n,) int64."""
+        """Return the original relation id of each triple, (n,); with one type a view of the triples."""
         if len(self.types) == 1:
             # Each relation id has its one key, those that no triple has too: ids are places.
-            return triples[:, 1].astype(np.int64)
+            return triples[:, 1]
         num_times = self.relations.num_times
         keys = _keys(triples, self.type_of, len(self.types), num_times)
         return np.searchsorted(self.relation_keys, keys) * num_times + triples[:, 1] % num_times

@@ -90,7 +90,7 @@ def extend_dataset(
         raise InputError(f"the data set has an edge set {name!r} already ({known}); give another --name")
     files = {TRAIN: [TripleFile(path, columns or Columns(), delimiter) for path in inputs]}
     known_times = dataset.relations.times
-    triples = ingest(table_chunks(files, lambda path: lambda position: None), known_times=known_times)
+    triples = ingest(table_chunks(files, lambda path, position: None), known_times=known_times)
     if bool(triples.times) != bool(known_times):
         having, lacking = ("data set", "input") if known_times else ("input", "data set")
         fault = f"the triples of the {having} have times, and those of the {lacking} have none"
@@ -125,7 +125,6 @@ def _resolve(dataset: Dataset, triples: IdTriples, entity_types: Path | None) ->
         known_ids = dataset.vocabulary(type_).find(triples.entities)
         is_known = known_ids >= 0
         type_of[is_known], ids[is_known] = number, known_ids[is_known]
-    old = dataset.relations.timeless
     _find_types(type_of, triples, dataset, entity_types)
     names = {type_: list(dataset.vocabulary(type_).names) for type_ in types}
     for place in np.flatnonzero(ids < 0).tolist():
@@ -133,7 +132,7 @@ def _resolve(dataset: Dataset, triples: IdTriples, entity_types: Path | None) ->
         ids[place] = len(names_of_type)
         names_of_type.append(triples.entities[place])
     typed = assign_ids(triples, types, type_of)
-    number_of = {relation: number for number, relation in enumerate(old)}
+    number_of = {relation: number for number, relation in enumerate(dataset.relations.timeless)}
     relation_ids = [number_of.setdefault(relation, len(number_of)) for relation in typed.relations.timeless]
     at_times = extended(np.array(relation_ids), triples.num_times)
     columns = ids[rows[:, 0]], at_times[typed.relation_ids(rows)], ids[rows[:, 2]]
@@ -150,13 +149,11 @@ def _find_types(type_of: np.ndarray, triples: IdTriples, dataset: Dataset, path:
     if path is not None:
         types = {name: type_ for _, name, type_ in read_pairs(path, ("entity", "type"), more_columns=True)}
         for place in np.flatnonzero(type_of < 0).tolist():
-            type_ = types.get(triples.entities[place])
-            if type_ is None:
-                continue
-            if type_ not in number:
-                fault = f"{triples.entities[place]!r} has the type {type_!r}, which the data set lacks"
+            name = triples.entities[place]
+            if name in types and types[name] not in number:
+                fault = f"{name!r} has the type {types[name]!r}, which the data set lacks"
                 raise InputError(f"{path}: {fault}; known: {', '.join(number)}")
-            type_of[place] = number[type_]
+            type_of[place] = number[types[name]] if name in types else -1
     pairs: dict[str, set[tuple[int, int]]] = {}
     for relation in dataset.relations.timeless:
         pairs.setdefault(relation.name, set()).add((number[relation.lhs], number[relation.rhs]))

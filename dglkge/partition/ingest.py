@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dglkge.data.quality import contains
+from dglkge.data.sorted_arrays import contains, spans
 from dglkge.data.text_format import ROLES, TIME, WEIGHT, Columns, RowRules
 from dglkge.data.triples import BLOCK_BYTES, TripleFile
 from dglkge.data.vocabulary import granularity_of, limit_pairs, time_spans
@@ -48,8 +48,8 @@ Chunks = Mapping[str, Iterable[Chunk | Callable[[], Chunk]]]
 Place = Callable[[str, int], str]
 """Returns where a row of a split is, for messages."""
 
-Watch = Callable[[Path], Callable[[int], None]]
-"""Returns, for a file, the function to call with the number of its bytes read so far."""
+Watch = Callable[[Path, int], None]
+"""Called with a file and the number of its bytes read so far."""
 
 MIN_RELATIONS = 10
 """With fewer distinct values in the column of relations, nothing is suspicious."""
@@ -165,12 +165,11 @@ def table_chunks(files: Mapping[str, Sequence[TripleFile]], watch: Watch) -> Chu
 
     def chunks(split_files: Sequence[TripleFile]) -> Iterator[Callable[[], Chunk]]:
         for file in split_files:
-            report = watch(file.path)
             for block in file.blocks():
                 yield partial(file.arrays, block)
-                report(block.position)
+                watch(file.path, block.position)
             # Empty lines at the end are in no block.
-            report(file.path.stat().st_size)
+            watch(file.path, file.path.stat().st_size)
 
     return {split: chunks(split_files) for split, split_files in files.items()}
 
@@ -264,11 +263,9 @@ def _at_times(
     splits, weights = {}, {}
     for split, rows in triples.splits.items():
         stamp_ids = places[times_of[split]]
-        counts = last[stamp_ids] - first[stamp_ids] + 1
-        sources = np.repeat(np.arange(len(rows)), counts)
+        sources, turns = spans(np.zeros_like(stamp_ids), last[stamp_ids] - first[stamp_ids] + 1)
         splits[split] = rows[sources]
-        starts = np.cumsum(counts) - counts
-        splits[split][:, 1] += (np.arange(len(sources)) - starts[sources]).astype(np.int32)
+        splits[split][:, 1] += turns.astype(np.int32)
         if split in triples.weights:
             weights[split] = triples.weights[split][sources]
     return replace(triples, splits=splits, weights=weights, times=times, in_order=False)

@@ -47,12 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 def partition_triples(
-    source: Any,
-    output: Path,
-    options: Options | None = None,
-    delimiter: str | None = None,
-    valid: Any = None,
-    test: Any = None,
+    source: Any, output: Path, options: Options | None = None, valid: Any = None, test: Any = None
 ) -> dict[str, Any]:
     """Partition the triples of a source.
 
@@ -65,8 +60,6 @@ def partition_triples(
     output : Path
         The data set folder to make.
     options : Options, optional
-    delimiter : str, optional
-        Instead of the comma of CSV and the tab of other text files.
     valid, test : object, optional
         Further splits of an object.
 
@@ -82,7 +75,7 @@ def partition_triples(
     """
     options = options or Options()
     with staged(output, options.overwrite) as folder, ThreadPoolExecutor(1) as beside:
-        reading = read_source(source, folder, options, delimiter, valid=valid, test=test)
+        reading = read_source(source, folder, options, valid=valid, test=test)
         triples, parts = reading.triples, reading.parts
         integer_ids = reading.integer_ids or options.integer_ids
         if reading.candidates and (options.drop_leaks or isinstance(options.split, tuple)):
@@ -231,7 +224,7 @@ def partition_dataframe(
     >>> figures = partition_dataframe(frame, "data/capitals")  # doctest: +SKIP
     """
     options = replace(options or Options(), columns=parse_columns(columns))
-    return partition_triples(train, Path(output), options, None, valid, test)
+    return partition_triples(train, Path(output), options, valid, test)
 
 
 def metis_memory(num_triples: int, max_memory: int | None) -> int:
@@ -273,24 +266,22 @@ def split_by_hash(
     InputError
         If no triple falls into train.
     """
-    all_rows, all_weights = triples.splits[TRAIN], triples.weights.get(TRAIN)
+    arrays = [kind[TRAIN] for kind in (triples.splits, triples.weights) if kind]
     bounds = np.cumsum(fractions)[:2]
-    kept, kept_weights = ({split: CollectedRows(folder) for split in SPLITS} for _ in range(2))
-    for piece, (some,) in pieces(all_rows):
+    kept = [{split: CollectedRows(folder) for split in SPLITS} for _ in arrays]
+    for _, blocks in pieces(*arrays):
         # The upper 53 bits, which float64 represents exactly: a uniform number in [0, 1).
-        position = (hash_triples(some, seed) >> np.uint64(11)).astype(np.float64) / 2.0**53
+        position = (hash_triples(blocks[0], seed) >> np.uint64(11)).astype(np.float64) / 2.0**53
         # By hash and not by drawing: the split does not depend on the order of the triples, and duplicates
         # stay together.
         split_of = np.searchsorted(bounds, position, side="right")
         for place, split in enumerate(SPLITS):
-            kept[split].append(some[split_of == place])
-            if all_weights is not None:
-                kept_weights[split].append(all_weights[piece][split_of == place])
-    splits = {split: rows.array() for split, rows in kept.items()}
+            for rows, block in zip(kept, blocks):
+                rows[split].append(block[split_of == place])
+    splits, *weights = [{split: rows.array() for split, rows in kind.items()} for kind in kept]
     if len(splits[TRAIN]) == 0:
-        raise InputError(f"--split {fractions}: no triple is left to train on out of {len(all_rows)}")
-    weights = {} if all_weights is None else {split: rows.array() for split, rows in kept_weights.items()}
-    return replace(triples, splits=splits, weights=weights)
+        raise InputError(f"--split {fractions}: no triple is left to train on out of {len(arrays[0])}")
+    return replace(triples, splits=splits, weights=weights[0] if weights else {})
 
 
 def hash_triples(triples: np.ndarray, seed: int) -> np.ndarray:
@@ -306,9 +297,7 @@ def measure_triples(triples: IdTriples, ids: TypedIds, bucket_bytes: int, num_wo
     splits = {}
     for split in SPLITS:
         rows = triples.splits.get(split, np.zeros((0, 3), dtype=np.int32))
-        # With one type the ids stay: relation_ids would copy what may be larger than memory.
-        relations = rows[:, 1] if len(ids.types) == 1 else ids.relation_ids(rows)
-        splits[split] = (rows[:, 0], relations, rows[:, 2])
+        splits[split] = (rows[:, 0], ids.relation_ids(rows), rows[:, 2])
     names = triples.entities.__getitem__, ids.relations.labels.__getitem__
     numbered = NumberedTriples(splits, len(triples.entities), len(ids.relations), *names)
     return measure_quality(numbered, bucket_bytes, num_workers)

@@ -156,6 +156,8 @@ class Options:
         Threads that read and check triples; by default one for each core.
     time_granularity : str, optional
         ``"day"``, ``"month"`` or ``"year"``: dates of the time column are cut to it.
+    delimiter : str, optional
+        Instead of the comma of CSV and the tab of other text files.
     """
 
     num_parts: int = 1
@@ -176,6 +178,7 @@ class Options:
     max_memory: int | None = None
     num_workers: int | None = None
     time_granularity: str | None = None
+    delimiter: str | None = None
 
     def __post_init__(self) -> None:
         reading = self.reading

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from tqdm import tqdm
 
 from dglkge.data.dataset import Dataset
@@ -35,19 +35,16 @@ def show_line(progress: bool | None, message: str) -> None:
 def reading_progress(files: Sequence[Path], progress: bool | None) -> Iterator[Watch]:
     """Show one bar over the bytes of all files; None: where stderr is a terminal.
 
-    Yields a function that returns, for a file, the function to call with the number of its bytes read so far.
+    Yields the function to call with a file and the number of its bytes read so far.
     """
     total = sum(path.stat().st_size for path in files if path.is_file())
     done: dict[Path, int] = {}
     with tqdm(total=total, unit="B", unit_scale=True, desc="reading", disable=not shows(progress)) as bar:
 
-        def watch(path: Path) -> Callable[[int], None]:
-            def on_bytes(position: int) -> None:
-                done[path] = position
-                # tqdm counts increments, while readers report positions.
-                bar.update(sum(done.values()) - bar.n)
-
-            return on_bytes
+        def watch(path: Path, position: int) -> None:
+            done[path] = position
+            # tqdm counts increments, while readers report positions.
+            bar.update(sum(done.values()) - bar.n)
 
         yield watch
 
@@ -102,9 +99,8 @@ def print_figures(figures: dict[str, Any], console: Console) -> None:
     times = f", {figures[Field.NUM_TIMES]:,} times" if Field.NUM_TIMES in figures else ""
     entities, relations = f"{sum(counts.values()):,} entities", f"{figures[Field.NUM_RELATIONS]:,} relations"
     say(f"{figures[Field.NAME]}: {entities}{types}, {relations}{times}\ntriples: {splits}")
-    table = Table(title=f"partitions ({figures['method']}, seed {figures[Field.SEED]})", title_justify="left")
-    for column in ("partition", "entities", "relations", "edges", "edges / mean", "cut edges"):
-        table.add_column(column, justify="right")
+    numbers = ("partition", "entities", "relations", "edges", "edges / mean", "cut edges")
+    table = _table(f"partitions ({figures['method']}, seed {figures[Field.SEED]})", *numbers)
     mean = sum(part["num_edges"] for part in figures[Field.PARTS]) / figures[Field.NUM_PARTS]
     for part in figures[Field.PARTS]:
         counts = (part["part"], part["num_entities"], part["nodes"][RELATION], part["num_edges"])
@@ -130,10 +126,7 @@ _NUM_PAIRS = 10
 
 def print_quality(quality: dict[str, Any], console: Console) -> None:
     """Print the figures of a data set's quality, which docs/data-quality.md explains."""
-    table = Table(title="quality of the data", title_justify="left")
-    table.add_column()
-    for split in SPLITS:
-        table.add_column(split, justify="right")
+    table = _table("quality of the data", Column(), *SPLITS)
     table.add_row("triples", *(f"{quality['triples'][split]:,}" for split in SPLITS))
     table.add_row("repeat an earlier one", *(f"{quality['duplicates'][split]:,}" for split in SPLITS))
     for leak, text in _LEAKS.items():
@@ -168,6 +161,11 @@ def _print_relations(quality: dict[str, Any], say: Any) -> None:
     if single["count"]:
         some = ", ".join(single["examples"]) + (", ..." if single["count"] > len(single["examples"]) else "")
         say(f"relations with one training triple: {single['count']:,} ({some})")
+
+
+def _table(title: str, *columns: str | Column) -> Table:
+    headers = (Column(name, justify="right") if isinstance(name, str) else name for name in columns)
+    return Table(*headers, title=title, title_justify="left")
 
 
 def _plain(console: Console) -> Any:

@@ -96,23 +96,19 @@ def run_build(dataset: Path, job: GraphJob) -> None:
     # By env: glibc reads these variables when a process starts, so setting them in the child is too late.
     script = str(Path(__file__).with_name("build_graph.py"))
     command = ["env", *_ZEROED_MEMORY, sys.executable, script, str(dataset), str(os.getpid())]
-    with open(log_path, "wb") as log:
-        child = None
-        try:
-            # In a session of its own: Ctrl-C signals this process only, which then kills the child.
-            with _interrupts_held():
-                output: dict[str, Any] = {"stdout": log, "stderr": subprocess.STDOUT}
-                child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, **output)
-            status = None
-            while status is None:
-                # A timeout: the kernel may give SIGINT to another thread (of numpy, for instance), which does
-                # not wake this one, and only this one runs Python's handler.
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    status = child.wait(SIGNAL_POLL_SECONDS)
-        finally:
-            if child is not None and child.poll() is None:
-                child.kill()
-                child.wait()
+    with open(log_path, "wb") as log, contextlib.ExitStack() as stack:
+        # In a session of its own: Ctrl-C signals this process only, which then kills the child.
+        with _interrupts_held():
+            output: dict[str, Any] = {"stdout": log, "stderr": subprocess.STDOUT}
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, **output)
+            stack.callback(child.wait)
+            stack.callback(child.kill)  # of one that has ended nothing
+        status = None
+        while status is None:
+            # A timeout: the kernel may give SIGINT to another thread (of numpy, for instance), which does not
+            # wake this one, and only this one runs Python's handler.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = child.wait(SIGNAL_POLL_SECONDS)
     # DGL writes its files in C++, where a full disk appears as another error.
     if status == NO_ROOM_STATUS or (status and shutil.disk_usage(dataset).free < _FULL_BELOW):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -37,9 +37,7 @@ _ATTRIBUTES = "mapped_triples canonical_etypes edge_types edges training to_pand
 """Of objects that are not iterable."""
 
 
-def read_source(
-    source: Any, temporary: Path, options: Options, delimiter: str | None = None, **splits: Any
-) -> Reading:
+def read_source(source: Any, temporary: Path, options: Options, **splits: Any) -> Reading:
     """Read the triples of a source.
 
     Parameters
@@ -50,8 +48,6 @@ def read_source(
     temporary : Path
         Folder for temporary files.
     options : Options
-    delimiter : str, optional
-        Of files of text.
     **splits
         Further splits, ``valid`` and ``test``, of the kind of the source; not with files.
 
@@ -64,8 +60,8 @@ def read_source(
     if paths:
         entry = named_data(paths)
         if entry is None:
-            return read_files(paths, temporary, options, delimiter)
-        return read_named(entry, temporary, options, delimiter)[1]
+            return read_files(paths, temporary, options)
+        return read_named(entry, temporary, options)[1]
     splits = _own_splits(source) or {TRAIN: source, **splits}
     present = {split: triples for split, triples in splits.items() if triples is not None}
     tables = {split: _table(triples, split, options) for split, triples in present.items()}
@@ -112,14 +108,12 @@ def named_data(paths: Sequence[Path]) -> PublicData | None:
     return entry
 
 
-def read_named(
-    entry: PublicData, temporary: Path, options: Options, delimiter: str | None = None
-) -> tuple[Path, Reading]:
+def read_named(entry: PublicData, temporary: Path, options: Options) -> tuple[Path, Reading]:
     """Read a data set of the registry, which is downloaded if it is not there; returns its folder too."""
     folder = local_folder(entry, options.progress)
     if entry.columns and options.columns == Columns():
         options = replace(options, columns=parse_columns(entry.columns))
-    reading = read_files([folder], temporary, options, delimiter)
+    reading = read_files([folder], temporary, options)
     # Triples of types are taken out.
     if options.reading.types_from is None:
         triples = reading.triples

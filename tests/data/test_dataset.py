@@ -16,7 +16,7 @@ from dglkge.data import vocabulary as vocabulary_module
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import fingerprint, load_json
 from dglkge.data.partition_layout import PartitionLayout
-from dglkge.data.vocabulary import MappedNames, RelationVocabulary, Vocabulary, at_times, in_time_order
+from dglkge.data.vocabulary import MappedNames, RelationVocabulary, Vocabulary, in_time_order
 from dglkge.errors import MAX_NAMES_TO_COMPARE, InputError
 from dglkge.typing import Relation
 from tests.data.toy_folder import BOUNDARIES, NODE_IDS, PERSONS, RELATIONS, TRAIN, VALID, write_toy_folder
@@ -273,11 +273,11 @@ def test_times_are_in_their_order():
 
 
 def test_numbers_of_relations_at_a_time():
-    made = at_times(TIMED, ["1", "2", "3"])
+    made = RelationVocabulary(TIMED, ["1", "2", "3"]).relations
     assert made == [
         Relation(vocabulary_module.label_at(r.name, time), r.lhs, r.rhs) for r in TIMED for time in "123"
     ]
-    assert at_times(TIMED, []) == TIMED
+    assert RelationVocabulary(TIMED).relations == TIMED
     # The map of an edge's relation goes with that of its row, and the time stays.
     node_ids, numbers = np.array([2, 0, 1]), np.arange(12)
     edge_ids = vocabulary_module.extended(node_ids, 4)

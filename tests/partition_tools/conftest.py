@@ -64,7 +64,7 @@ def read(path: Path | list[Path], **options: Any) -> tuple[Source, Reading]:
     inputs = path if isinstance(path, list) else [path]
     general = {name: options.pop(name) for name in ("split", "num_parts") if name in options}
     reading_options = Options(reading=ReadingOptions(**options), **general)
-    return find_input(inputs, reading_options), read_files(inputs, inputs[0].parent, reading_options, None)
+    return find_input(inputs, reading_options), read_files(inputs, inputs[0].parent, reading_options)
 
 
 def names(source: Reading | IdTriples, split: str = "train") -> list[tuple[str, str, str]]:

@@ -289,7 +289,7 @@ def biokg(folder: Path) -> Path:
 
 
 def read_ogb(folder: Path) -> Reading:
-    return find_ogb(folder).read(lambda path: lambda position: None, Options())
+    return find_ogb(folder).read(lambda path, position: None, Options())
 
 
 def test_wikikg2(tmp_path):

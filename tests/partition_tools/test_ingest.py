@@ -111,7 +111,7 @@ def read(paths: Sequence[Path], num_workers: int, read_bytes: int, folder: Path 
         "train": [TripleFile(path, read_bytes=read_bytes) for path in paths],
         "test": [TripleFile(paths[1], read_bytes=read_bytes)],
     }
-    source = table_chunks(files, lambda path: positions_of.setdefault(path, []).append)
+    source = table_chunks(files, lambda path, position: positions_of.setdefault(path, []).append(position))
     triples = ingest(source, folder=folder, num_workers=num_workers)
     assert {path: positions[-1] for path, positions in positions_of.items()} == {
         path: path.stat().st_size for path in paths
@@ -144,19 +144,19 @@ def test_the_error_of_the_first_wrong_file_counts(num_workers, paths, tmp_path):
     with pytest.raises(InputError, match="2.tsv: there is no such file"):
         read(paths, num_workers, 32)
 
-    def stop(_: int) -> None:
+    def stop(_path: Path, _position: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         files = {"train": [TripleFile(paths[0], read_bytes=32)]}
-        ingest(table_chunks(files, lambda path: stop), num_workers=num_workers)
+        ingest(table_chunks(files, stop), num_workers=num_workers)
     assert threading.active_count() == threads
     damaged = tmp_path / "t.tsv.gz"
     content = gzip.compress(b"a\tb\tc\n" * 10 + b"a\t\tc\n" + np.random.default_rng(0).bytes(4000))
     damaged.write_bytes(content[:-2000])
     files = {"train": [TripleFile(damaged, read_bytes=16)]}
     with pytest.raises(InputError, match=r"t.tsv.gz:11: the relation is empty"):
-        ingest(table_chunks(files, lambda path: print), num_workers=num_workers)
+        ingest(table_chunks(files, print), num_workers=num_workers)
 
 
 def random_triples(num: int) -> IdTriples:

@@ -80,7 +80,7 @@ def read_graphs(files: Files, options: Options, watch: Watch) -> Reading:
         if len(graphs) != 1:
             raise InputError(f"{path} has {len(graphs)} graphs, expected one")
         splits[split] = numbered_graph(graphs[0], options, str(path))
-        watch(path)(path.stat().st_size)
+        watch(path, path.stat().st_size)
     return joined(splits)
 
 
@@ -150,7 +150,7 @@ def _read(config: Path, watch: Watch, options: Options) -> Reading:
         ids = "the ids that DGL gave them: neither {} nor node data {} has the original ones"
     called = ids.format(ORIGINAL_IDS, ORIGINAL_ID_FIELD)
     reading.notes = [f"its {len(graphs)} partitions are kept", f"entities are called by {called}"]
-    watch(config)(config.stat().st_size)
+    watch(config, config.stat().st_size)
     return reading
 
 

@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from dglkge.data.dataset_files import SPLITS, TEST, TRAIN, VALID
 from dglkge.data.quality import BUCKET_BYTES
-from dglkge.data.text_format import Columns, RowRules, bare_path, compression
+from dglkge.data.text_format import RowRules, bare_path, compression
 from dglkge.data.triples import TripleFile
 from dglkge.errors import InputError
 from dglkge.partition.entity_types import take_types
 from dglkge.partition.ingest import Reading, Watch, available_cores, bytes_at_a_time, ingest, table_chunks
-from dglkge.partition.options import FORMATS, Format, Options, ReadingOptions, find_format, format_by_name
+from dglkge.partition.options import FORMATS, Format, Options, find_format, format_by_name
 from dglkge.partition.readers import id_folders
 from dglkge.partition.readers.dgl_graph import find_dgl, read_graphs
 from dglkge.partition.readers.graphml import read_graphml
@@ -36,15 +37,19 @@ _FOLDERS = {
     "dglke": id_folders.find_dglke,
     "dgl": find_dgl,
 }
-_FAMILIES_OF = {
-    **dict.fromkeys(("prefixes", "full_iris", "base_iri", "literals", "graphs"), ("RDF", ("rdf",))),
-    "relation_attribute": ("GraphML and graphs of DGL", ("graphml", "dgl")),
-    "name_attribute": ("GraphML", ("graphml",)),
+_USES = {
+    "base_iri": ("--base-iri is for RDF", "rdf"),
+    "full_iris": ("--full-iris is for RDF", "rdf"),
+    "graphs": ("--graph is for RDF", "rdf"),
+    "literals": ("--literals is for RDF", "rdf"),
+    "name_attribute": ("--name-attribute is for GraphML", "graphml"),
+    "prefixes": ("--prefix is for RDF", "rdf"),
+    "relation_attribute": ("--relation-attribute is for GraphML and graphs of DGL", "graphml", "dgl"),
+    "columns": ("--columns is for tables", "table"),
+    "integer_ids": ("--ids integers, --entity-map and --relation-map are for tables", "table"),
+    "delimiter": ("--delimiter is for tables", "table"),
 }
-"""Families of formats that a reading option is for; the other options are for all."""
-
-_ARGUMENTS = {"prefixes": "prefix", "graphs": "graph"}
-"""Options of the command line that are called otherwise than in ReadingOptions."""
+"""Families of formats that an option is for; the other options are for all."""
 
 
 @dataclass(frozen=True)
@@ -126,21 +131,15 @@ def find_input(inputs: Sequence[Path], options: Options) -> Source:
         if not path.exists():
             raise InputError(f"{path}: there is no such file or folder")
     source = _id_folder(inputs, kind) or _source(inputs, kind, is_one_set=isinstance(options.split, tuple))
-    families = {kind.family: f"{path.name} ({kind.title})" for path, kind in chain(*source.files.values())}
-    if len(families) > 1:
-        some = ", ".join(families.values())
+    examples = {kind.family: f"{path.name} ({kind.title})" for path, kind in chain(*source.files.values())}
+    if len(examples) > 1:
+        some = ", ".join(examples.values())
         raise InputError(f"these files do not go together: {some}; give files of one kind, or --format")
     # Options that the format has no use for.
-    for name, (noun, allowed) in sorted(_FAMILIES_OF.items()):
-        is_given = getattr(options.reading, name) != getattr(ReadingOptions(), name)
-        if is_given and source.family not in allowed:
-            option = _ARGUMENTS.get(name, name).replace("_", "-")
-            raise InputError(f"--{option} is for {noun}, and the input is {source.title}")
-    if source.family != "table" and options.columns != Columns():
-        raise InputError(f"--columns is for tables, and the input is {source.title}")
-    if source.family != "table" and options.integer_ids:
-        options_of_ids = "--ids integers, --entity-map and --relation-map"
-        raise InputError(f"{options_of_ids} are for tables, and the input is {source.title}")
+    for name, (words, *families) in _USES.items():
+        given: Any = options.reading if hasattr(options.reading, name) else options
+        if getattr(given, name) != getattr(type(given)(), name) and source.family not in families:
+            raise InputError(f"{words}, and the input is {source.title}")
     return source
 
 
@@ -222,8 +221,8 @@ def _in_folder(folder: Path, kind: Format | None, is_one_set: bool) -> list[Path
     )
 
 
-def read_files(inputs: Sequence[Path], temporary: Path, options: Options, delimiter: str | None) -> Reading:
-    """Find out the input's format and read it; a delimiter stands instead of that of text files.
+def read_files(inputs: Sequence[Path], temporary: Path, options: Options) -> Reading:
+    """Find out the input's format and read it.
 
     Raises
     ------
@@ -234,9 +233,7 @@ def read_files(inputs: Sequence[Path], temporary: Path, options: Options, delimi
     show_line(options.progress, source.line)
     with reading_progress(source.paths, options.progress) as watch:
         if source.family == "table":
-            reading = _read_tables(source, temporary, options, delimiter, watch)
-        elif delimiter is not None:
-            raise InputError(f"--delimiter is for tables, and the input is {source.title}")
+            reading = _read_tables(source, temporary, options, watch)
         elif source.folder is not None:
             reading = source.folder.read(watch, options)
         elif source.family == "dgl":
@@ -252,17 +249,16 @@ def read_files(inputs: Sequence[Path], temporary: Path, options: Options, delimi
     return reading
 
 
-def _read_tables(
-    source: Source, temporary: Path, options: Options, delimiter: str | None, watch: Watch
-) -> Reading:
+def _read_tables(source: Source, temporary: Path, options: Options, watch: Watch) -> Reading:
     """Read text and Parquet files."""
     maps, columns = id_folders.read_id_maps(options), options.columns
     num_workers = options.num_workers or available_cores()
     read_bytes = bytes_at_a_time(options.max_memory or BUCKET_BYTES, num_workers)
     rules = RowRules() if maps is None else maps.rules
-    table = partial(TripleFile, columns=columns, delimiter=delimiter, rules=rules, read_bytes=read_bytes)
+    table = partial(TripleFile, columns=columns, delimiter=options.delimiter, rules=rules)
     files = {
-        split: [table(path, kind=kind.name) for path, kind in paths] for split, paths in source.files.items()
+        split: [table(path, kind=kind.name, read_bytes=read_bytes) for path, kind in paths]
+        for split, paths in source.files.items()
     }
 
     def place(split: str, row: int) -> str:

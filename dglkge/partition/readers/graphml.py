@@ -64,13 +64,13 @@ def _rows(
     files: Sequence[tuple[Path, Format]], options: ReadingOptions, watch: Watch, counts: _Counts
 ) -> Iterator[tuple[str, str, str]]:
     for path, _ in files:
-        before, parser, on_bytes, is_last = counts.edges, _Parser(path, options, counts), watch(path), False
+        before, parser, is_last = counts.edges, _Parser(path, options, counts), False
         with read_errors(path), open_stream(path) as (raw, stream):
             while not is_last:
                 block = stream.read(_BLOCK_BYTES)
                 is_last = not block
                 yield from parser.rows_of(block, is_last)
-                on_bytes(raw.tell())
+                watch(path, raw.tell())
         if counts.edges == before:
             raise InputError(f"{path}: the file is empty: it has no edges")
 

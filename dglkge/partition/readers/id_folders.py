@@ -8,15 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from dglkge.data.dataset_files import SPLITS, TRAIN
-from dglkge.data.text_format import (
-    MAX_ID_DIGITS,
-    ROLES,
-    Columns,
-    RowRules,
-    TextFormat,
-    numbered_lines,
-    text_format,
-)
+from dglkge.data.text_format import ROLES, Columns, RowRules, TextFormat, is_id, numbered_lines, text_format
 from dglkge.data.triples import TripleFile
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import InputError, unknown_name
@@ -138,7 +130,7 @@ def id_map(rows: Iterable[tuple[int, str, str]], path: Path, noun: str) -> list[
     names: dict[int, str] = {}
     line_of_name: dict[str, int] = {}
     for line, id_text, name in rows:
-        if not (id_text.isascii() and id_text.isdigit() and len(id_text) <= MAX_ID_DIGITS):
+        if not is_id(id_text):
             raise InputError(f"{path}:{line}: the {noun} id is {id_text!r}, expected an integer from 0")
         if int(id_text) in names:
             raise InputError(f"{path}:{line}: the {noun} id {int(id_text)} stands here a second time")
@@ -222,10 +214,9 @@ def _read_openke(folder: Path, files: Mapping[str, Path], watch: Watch, counted:
 
 
 def _count_in(path: Path, line: str) -> int:
-    text = line.strip()
-    if not (text.isascii() and text.isdigit()):
+    if not is_id(line.strip()):
         raise InputError(f"{path}:1: got {line[:80]!r}, expected the number of lines that follow")
-    return int(text)
+    return int(line)
 
 
 def _counted_names(path: Path, noun: str) -> list[str]:

@@ -104,10 +104,8 @@ def joined(numbered: Mapping[str, Numbered]) -> Reading:
     splits = {split: source.triples.astype(np.int32) for split, source in numbered.items()}
     if not len(splits[TRAIN]):
         raise InputError("train has no triples")
-    columns_read = Columns() if first.entities is None else None
-    reading = Reading(IdTriples(names[0], names[1], splits), first.types, columns_read, row_place)
-    reading.integer_ids = first.entities is None
-    return reading
+    triples, is_of_ids = IdTriples(names[0], names[1], splits), first.entities is None
+    return Reading(triples, first.types, Columns() if is_of_ids else None, row_place, is_of_ids)
 
 
 _ENTITIES = "nodeidx2entityid.csv.gz"
@@ -135,7 +133,7 @@ def _read_ogb(folder: Path, files: Mapping[str, Path], watch: Watch) -> Reading:
     splits, candidates = {}, {}
     for split, path in files.items():
         content = _load_arrays(path)
-        watch(path)(path.stat().st_size)
+        watch(path, path.stat().st_size)
         columns = [np.asarray(content[role], np.int64) for role in ("head", "relation", "tail")]
         for place, role in ((0, "head"), (2, "tail")):
             if f"{role}_type" in content:

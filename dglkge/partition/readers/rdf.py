@@ -128,7 +128,7 @@ class _RdfReader:
         """Yield the triples of the files of a split."""
         is_empty, before = True, self._counts.copy()
         for path, format_ in files:
-            for chunk in self._chunks(path, format_, watch(path)):
+            for chunk in self._chunks(path, format_, watch):
                 is_empty = False
                 yield chunk
         if is_empty:
@@ -155,7 +155,7 @@ class _RdfReader:
             reading.write_side_files = partial(_write_numbers, self._numbers, table, figures["literals"])
         return reading
 
-    def _chunks(self, path: Path, format_: Format, on_bytes: Any) -> Iterator[Chunk]:
+    def _chunks(self, path: Path, format_: Format, watch: Watch) -> Iterator[Chunk]:
         is_start = True
         try:
             with read_errors(path), open_stream(path) as (raw, stream):
@@ -164,7 +164,7 @@ class _RdfReader:
                 for chunk in name_chunks(self._rows(parser, _blank_names(self._tag(path)))):
                     is_start = False
                     yield chunk
-                    on_bytes(raw.tell())
+                    watch(path, raw.tell())
         except SyntaxError as error:
             raise self._syntax_error(path, format_, error, is_start) from error
         self._prefixes.append(dict(parser.prefixes))
