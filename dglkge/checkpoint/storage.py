@@ -84,11 +84,6 @@ def read_version(folder: Path, version: int) -> Manifest:
     return manifest
 
 
-def describe_text(path: Path) -> TextEntry:
-    """Describe a text file that was just written."""
-    return TextEntry(path.name, path.stat().st_size, file_crc32(path))
-
-
 class VersionStore(Protocol):
     """A place that has the versions of a run, and where a job publishes its own.
 
@@ -246,9 +241,6 @@ class CheckpointStorage(LeasedFolder, VersionStore):
     def names(self, folder: str = "") -> list[str]:
         place = self.path / folder
         return sorted(os.listdir(place)) if place.is_dir() else []
-
-    def write(self, name: str, content: bytes) -> None:
-        self.write_text(name, content.decode())
 
     def published_version(self) -> int:
         """Return the published version; 0 if the folder holds no checkpoint.
