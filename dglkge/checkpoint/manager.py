@@ -143,8 +143,6 @@ class CheckpointManager:
     mirror : Mirror or None
         The run's store, on the writer of each machine: a URL, or the launcher's folder. The machines upload
         their parts side by side.
-    has_store : bool
-        Whether the run has a store, whether or not this trainer is a writer.
 
     Attributes
     ----------
@@ -163,7 +161,6 @@ class CheckpointManager:
         num_parts: int = 1,
         lease: Lease | None = None,
         mirror: Mirror | None = None,
-        has_store: bool = False,
     ) -> None:
         self.storage = CheckpointStorage(path, lease)
         self.records = LeasedFolder(self.storage.path.parent, lease)
@@ -172,7 +169,6 @@ class CheckpointManager:
         self.row_copy = Scratch()
         self.names = names or {}
         self._mirror = mirror
-        self._has_store = has_store
         # Another machine, or the launcher, may see the same folder in spite of --sync, and holds its lease.
         self._owns_folder = group.rank == 0 or (lease is not None and lease.is_holder)
         if lease is not None:
@@ -207,10 +203,11 @@ class CheckpointManager:
         wait : callable
             A barrier whose limit grows with the bytes that one of the trainers may have to read.
         """
-        if self._has_store:
+        sizes = self.group.gather("" if self._mirror is not None else str(self.storage.num_bytes()))
+        if not sizes[0]:
             return
         # Every version that lies there is read, and then again the one that is gone back to.
-        num_bytes = 2 * max(int(text) for text in self.group.gather(str(self.storage.num_bytes())))
+        num_bytes = 2 * max(map(int, sizes))
 
         def mend() -> None:
             # Rank 0 alone works on a shared folder. All others wait in the barrier, then receive its error.
@@ -441,10 +438,10 @@ class CheckpointManager:
 
     def _previous(self, meta: CheckpointMeta) -> tuple[Manifest | None, int]:
         """Return the version before, on writers, and the number of the next; a collective."""
-        if self._has_store:
-            mirror = self._mirror
-            # Rank 0 has published there.
-            version = int(self.group.gather(str(mirror.version if mirror else 0))[0])
+        mirror = self._mirror
+        # Rank 0 has published in the store, if there is one.
+        if number := self.group.gather("" if mirror is None else str(mirror.version))[0]:
+            version = int(number)
             previous = agree(self.group.gather, lambda: mirror.manifest(version) if mirror else None)
             return previous, version + 1
         previous = self._agreed(texts=False)

@@ -102,7 +102,7 @@ def open_checkpoints(
     group = TrainerGroup(
         world.rank, world.is_machine_leader, cluster.barrier, cluster.gather_texts, world.timeout_seconds
     )
-    return CheckpointManager(output / CHECKPOINT_FOLDER, group, names, num_parts, lease, mirror, has_store)
+    return CheckpointManager(output / CHECKPOINT_FOLDER, group, names, num_parts, lease, mirror)
 
 
 def _open_mirror(
