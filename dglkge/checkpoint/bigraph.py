@@ -83,12 +83,9 @@ def read_manifest(folder: Path, version: int) -> Manifest:
         meta = CheckpointMeta(
             config=config,
             dataset_name="unknown",
-            dataset_path="",
-            dataset_fingerprint="",
             entity_types=counts,
             relations=relations,
             progress={**progress, Progress.GLOBAL_BATCH_SIZE: 1},
-            seed=0,
             score_function=score_function,
             dim=dim,
             reciprocal=bool(config.get("dynamic_relations", False)),

@@ -169,17 +169,12 @@ def open_dglke(folder: Path) -> WholeTables:
     model = build_model(files.score_function, rows[ENTITY].shape[1], reciprocal=False)
     require_width(model, files.score_function, rows[RELATION], folder)
     meta = CheckpointMeta(
-        config={},
         dataset_name=str(files.config.get("dataset") or folder.name),
-        dataset_path="",
-        dataset_fingerprint="",
         entity_types={ENTITY: len(rows[ENTITY])},
         relations=[Relation(name, ENTITY, ENTITY) for name in names[RELATION]],
         progress={},
-        seed=0,
         score_function=files.score_function,
         dim=model.dim,
-        reciprocal=False,
     )
     return WholeTables(folder, meta, rows, lambda _type: Vocabulary(names[ENTITY], ENTITY), {})
 

@@ -84,7 +84,7 @@ def open_hub_folder(folder: Path) -> WholeTables:
         raise InputError(f"{folder / CONFIG} is damaged: {error!r}") from None
     # Modules to import would be code of a stranger: the folder may come from the hub.
     facts["config"].pop("imports", None)
-    meta = CheckpointMeta(**facts, relations=relations, dataset_path="")
+    meta = CheckpointMeta(**facts, relations=relations)
     for table in meta.entity_types:
         if Path(names_file(table)).name != names_file(table):
             raise InputError(f"{folder / CONFIG} is damaged: {table!r} is no name of an entity type")
