@@ -270,17 +270,17 @@ class CheckpointManager:
             dataset. What goes wrong in the thread, :meth:`check` and :meth:`finish` raise.
         """
         self.finish_together()
-        previous, version = self._previous(meta)
+        previous = self._previous(meta)
+        version = previous.version + 1
         self.group.barrier()  # no rank writes before all ranks have read the same version
         if self._owns_folder:
             self.storage.prepare()
-            self.storage.drop_unpublished(version - 1)
-            if self._mirror is not None and previous is not None and self.group.rank > 0:
+            self.storage.drop_unpublished(previous.version)
+            if self._mirror is not None and previous.version and self.group.rank > 0:
                 self._mirror.publish_in_cache(previous)
         if self.group.rank == 0:
             self.records.drop_temporaries()
-            if previous is not None:
-                self.storage.keep_all(previous)
+            self.storage.keep_all(previous)
         self.group.barrier()  # no rank writes before the files of an interrupted save are removed
         mine = parts if self.group.is_writer else []
         if copy:
@@ -291,11 +291,10 @@ class CheckpointManager:
             if relations is None:
                 raise CheckpointError("rank 0 was handed no relations to save")
             mine = [*mine, relations]
-        run_id, lineage = (new_nonce(), ()) if previous is None else (previous.run_id, previous.lineage)
-        lineage = extended(lineage, replace(self._job, first=version, last=version))
+        lineage = extended(previous.lineage, replace(self._job, first=version, last=version))
         # Swapped and not cleared: the thread reads the old list while training adds to the new one.
         stats, self._stats = self._stats, []
-        draft = Manifest(version, meta, (), (), run_id, lineage, None, kept_as or {})
+        draft = Manifest(version, meta, (), (), previous.run_id, lineage, None, kept_as or {})
         store, limit = self._mirror or self.storage, self.group.limit_seconds
         self._new = NewVersion(
             self.storage, store, self.names, limit, draft, self.num_parts, mine, previous, stats, state
@@ -436,18 +435,18 @@ class CheckpointManager:
             check_files(folder, manifest.all_texts.values())
         return manifest.meta
 
-    def _previous(self, meta: CheckpointMeta) -> tuple[Manifest | None, int]:
-        """Return the version before, on writers, and the number of the next; a collective."""
+    def _previous(self, meta: CheckpointMeta) -> Manifest:
+        """Return the version before; without files on those that write none; a collective.
+
+        Before the first one of a run it is version 0, which is empty.
+        """
         mirror = self._mirror
         # Rank 0 has published in the store, if there is one.
         if number := self.group.gather("" if mirror is None else str(mirror.version))[0]:
-            version = int(number)
-            previous = agree(self.group.gather, lambda: mirror.manifest(version) if mirror else None)
-            return previous, version + 1
-        previous = self._agreed(texts=False)
-        if previous is not None:
+            previous = agree(self.group.gather, lambda: mirror.manifest(int(number)) if mirror else None)
+        elif previous := self._agreed(texts=False):
             check_same_run(previous.meta, meta)
-        return previous, 1 if previous is None else previous.version + 1
+        return previous or Manifest(int(number or 0), meta, (), (), new_nonce())
 
     def _agreed(self, texts: bool) -> Manifest | None:
         """Return the newest manifest once all trainers find the same one; a collective.

@@ -50,8 +50,8 @@ class NewVersion:
         Its manifest, which lacks the files still.
     parts : sequence of TablePart
         What this process writes: entity rows, and all relations on rank 0, which also publishes.
-    previous : Manifest or None
-        Of the version before.
+    previous : Manifest
+        Of the version before; before the first one an empty one.
     stats : sequence of mapping
         Records of training since the version before.
     """
@@ -63,7 +63,7 @@ class NewVersion:
     draft: Manifest
     num_parts: int
     parts: Sequence[TablePart]
-    previous: Manifest | None
+    previous: Manifest
     stats: Sequence[Mapping[str, Any]]
     state: bytes
 
@@ -73,8 +73,8 @@ class NewVersion:
 
     @property
     def _older(self) -> Path:
-        """Folder of the version before; of no version if there is none."""
-        return self.storage.folder(0 if self.previous is None else self.previous.version).path
+        """Folder of the version before; it does not exist if there is none."""
+        return self.storage.folder(self.previous.version).path
 
     def progress(self) -> str:
         """Return a text that changes while this process's share is written or uploaded."""
@@ -112,8 +112,7 @@ class NewVersion:
         """Write a part's names and count, or link them if the version before has the same."""
         # Equal checksums of the ids mean the same rows in the same part, so the names are equal too.
         key = (entry.table, entry.part, entry.ids_crc32)
-        older = () if self.previous is None else self.previous.files
-        same = [old for old in older if (old.table, old.part, old.ids_crc32) == key]
+        same = [old for old in self.previous.files if (old.table, old.part, old.ids_crc32) == key]
         contents = _name_lists(part.table, part.part, part.original_ids, self.names.get(part.table))
         return self._write_texts(contents, [text for old in same for text in old.texts])
 
@@ -163,9 +162,8 @@ class NewVersion:
     def _complete(self, files: Sequence[FileEntry], config: Mapping[str, Any]) -> Manifest:
         """Write the texts, the state and the manifest of a version whose parts are complete."""
         folder, draft = self._folder, self.draft
-        known = {} if self.previous is None else self.previous.all_texts
         # config.json and the version differ between versions; the others are of one data set.
-        same = [text for name, text in known.items() if name not in WRITTEN_IN_PLACE]
+        same = [text for name, text in self.previous.all_texts.items() if name not in WRITTEN_IN_PLACE]
         contents = _run_texts(draft.version, draft.meta, json.dumps(config, indent=4), self.names)
         texts = self._write_texts(contents, same)
         write_stats(folder, self._older, self.stats)
