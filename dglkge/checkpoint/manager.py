@@ -403,17 +403,13 @@ class CheckpointManager:
         check_crc32(path, manifest.state.crc32, zlib.crc32(state))
         return state
 
-    def restore(
-        self, parts: Sequence[TablePart], relations: TablePart | None = None, pointer: str = ""
-    ) -> CheckpointMeta:
+    def restore(self, parts: Sequence[TablePart], pointer: str = "") -> CheckpointMeta:
         """Fill live tables, rows and state, from the newest version, whatever parts it has.
 
         Parameters
         ----------
         parts : sequence of TablePart
-            Filled in place.
-        relations : TablePart or None
-            The relations among the rows that this machine owns; filled in place.
+            Filled in place; the relations that this machine owns may be one of them.
         pointer : str
             Pointer to the version to fill them from instead.
 
@@ -428,9 +424,8 @@ class CheckpointManager:
             If there is no checkpoint, a file of it is damaged, or it lacks a row.
         """
         folder, manifest = self.find(pointer)
-        for part in [*parts, relations]:
-            if part is not None:
-                part_files.fill_part(folder, manifest, part)
+        for part in parts:
+            part_files.fill_part(folder, manifest, part)
         if self.group.rank == 0:
             check_files(folder, manifest.all_texts.values())
         return manifest.meta

@@ -272,8 +272,7 @@ class Versions:
                 for item in self._beside:
                     item.load_state_dict(file)
         if self._job.world.is_machine_leader:
-            *parts, relations = self._job.own_parts()
-            self._checkpoints.restore(parts, relations, pointer)
+            self._checkpoints.restore(self._job.own_parts(), pointer)
         self._state.load(self._checkpoints.read_state(pointer), str(self._checkpoints.storage.path))
 
 
