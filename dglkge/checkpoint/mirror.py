@@ -374,8 +374,7 @@ class Mirror(VersionStore):
         """Write the manifest of a version to the folder, byte for byte."""
         folder = self._storage.folder(manifest.version)
         folder.make()
-        with folder.new_file(layout.MANIFEST_FILE) as path:
-            path.write_bytes(manifest.content)
+        folder.write(layout.MANIFEST_FILE, manifest.content)
 
     def _pull_file(self, name: str, crc32: int | None = None, source: str = "the manifest") -> None:
         """Download an object as the file of its name, unless that has the checksum that ``source`` gives."""
