@@ -176,7 +176,7 @@ class CheckpointManager:
             lease.keep_while(lambda: self.is_writing)
         # A job without a lease still needs an identity in the lineage.
         self._job = JobVersions(self.storage.nonce or new_nonce(), 0, 0, socket.gethostname(), utc_now())
-        self._new: NewVersion | None = None
+        self._progress: Callable[[], str] = lambda: "reserves memory"
         self._writing: Future[object] | None = None
         self._stats: list[Mapping[str, Any]] = []
 
@@ -296,16 +296,17 @@ class CheckpointManager:
         stats, self._stats = self._stats, []
         draft = Manifest(version, meta, (), (), previous.run_id, lineage, None, kept_as or {})
         store, limit = self._mirror or self.storage, self.group.limit_seconds
-        self._new = NewVersion(
+        new = NewVersion(
             self.storage, store, self.names, limit, draft, self.num_parts, mine, previous, stats, state
         )
+        self._progress = new.progress
 
         def log_error(written: Future[object]) -> None:
             """Log an error of the thread at once, on every rank."""
             if error := written.exception():
                 logger.error("checkpoint version %d was not written: %s", version, error)
 
-        self._in_thread(self._new.write).add_done_callback(log_error)
+        self._in_thread(new.write).add_done_callback(log_error)
         return version
 
     @property
@@ -339,10 +340,7 @@ class CheckpointManager:
         while True:
             if self._writing is not None:
                 wait([self._writing], PROGRESS_SECONDS)
-            progress = ""
-            if self.is_writing:
-                progress = "reserves memory" if self._new is None else self._new.progress()
-            states = list(self.group.gather(progress))
+            states = list(self.group.gather(self._progress() if self.is_writing else ""))
             if not any(states):
                 break
             if states != before:

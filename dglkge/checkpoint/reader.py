@@ -223,10 +223,6 @@ class TablesByName:
         """Return all rows of a table, as one shard for each file."""
         return self[table].shards
 
-    def dense_parameters(self) -> dict[str, torch.Tensor]:
-        """Return the dense parameters of the score function's module by name; none where it has none."""
-        return {}
-
 
 class Checkpoint(TablesByName):
     """One version of a checkpoint, for reading. Get one from :func:`open_checkpoint`.
@@ -421,6 +417,7 @@ class Checkpoint(TablesByName):
         return vector if vector.any() else None
 
     def dense_parameters(self) -> dict[str, torch.Tensor]:
+        """Return the dense parameters of the score function's module by name; none where it has none."""
         return {name: values for name, values in self._parameters().items() if not name.startswith(PREFIX)}
 
     def feature_parameters(self) -> dict[str, torch.Tensor]:

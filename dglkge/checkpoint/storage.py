@@ -250,13 +250,13 @@ class CheckpointStorage(LeasedFolder, VersionStore):
         """
         try:
             version = self.named_version()
+            # Version + 1 is allowed: an interrupted save may have completed its files, and not published them.
+            if max(self.versions(), default=0) > version + 1 and (self.newest_good() or 0) > version + 1:
+                text = f"reads '{version}', but a newer version lies beside it"
+                raise CheckpointError(f"{self.path / layout.VERSION_FILE} {text}")
+            return version
         except CheckpointError as error:
             raise CheckpointError(f"{error}; {self._advice()}") from None
-        # Version + 1 is allowed: an interrupted save may have completed its files without publishing them.
-        if max(self.versions(), default=0) > version + 1 and (self.newest_good() or 0) > version + 1:
-            text = f"reads '{version}', but a newer version lies beside it"
-            raise CheckpointError(f"{self.path / layout.VERSION_FILE} {text}; {self._advice()}")
-        return version
 
     def named_version(self) -> int:
         """Return the version that the version file names, without a look at its files; 0 if there is none.
