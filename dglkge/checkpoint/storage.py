@@ -250,7 +250,7 @@ class CheckpointStorage(LeasedFolder, VersionStore):
         """
         try:
             version = self.named_version()
-            # Version + 1 is allowed: an interrupted save may have completed its files, and not published them.
+            # Version + 1 is allowed: an interrupted save may have completed its files without publishing it.
             if max(self.versions(), default=0) > version + 1 and (self.newest_good() or 0) > version + 1:
                 text = f"reads '{version}', but a newer version lies beside it"
                 raise CheckpointError(f"{self.path / layout.VERSION_FILE} {text}")
