@@ -24,9 +24,8 @@ def is_bigraph(folder: Path, version: int) -> bool:
     files = LeasedFolder(folder)
     first = sorted(folder.glob(layout.embeddings_file("*", 0, version)))
     with contextlib.suppress(OSError, CheckpointError):
-        ours, config = (
-            layout.parse_object(files.read(name)) for name in (layout.MANIFEST_FILE, layout.CONFIG_FILE)
-        )
+        ours = layout.parse_object(files.read(layout.MANIFEST_FILE))
+        config = layout.parse_object(files.read(layout.CONFIG_FILE))
         # It may have gone on from a version of ours, in the folder of that, with the next number.
         is_another = ours.get("version") != version
         if first and is_another and {"entities", "relations", "entity_path"} <= set(config):

@@ -132,13 +132,10 @@ class Mirror(VersionStore):
         if version := self._pointer():
             return self.stored(version)
         for version in reversed(self.versions()):
-            if layout.MANIFEST_FILE in self.names(layout.version_folder(version)):
-                stored = self.stored(version)
-                if not self._lacking(stored):
-                    logger.warning(
-                        "%s/%s: no whole pointer; version %d is whole", self.url, _POINTER, version
-                    )
-                    return stored
+            is_complete = layout.MANIFEST_FILE in self.names(layout.version_folder(version))
+            if is_complete and not self._lacking(stored := self.stored(version)):
+                logger.warning("%s/%s: no whole pointer; version %d is whole", self.url, _POINTER, version)
+                return stored
         return None
 
     def _lacking(self, manifest: Manifest) -> list[str]:

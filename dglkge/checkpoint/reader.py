@@ -511,10 +511,9 @@ class Checkpoint(TablesByName):
         """Return the dense parameters, without those of features, and their optimizer's state, by dataset."""
         with self.open_model() as file:
             paths = [path for path in hdf5_format.shapes(file) if path.startswith(f"{DENSE_GROUP}/")]
-            features = {path for path in paths if path.startswith(dense_path(RECORD)) or f"/{PREFIX}" in path}
-            return {
-                path: torch.from_numpy(np.asarray(file[path][()])) for path in paths if path not in features
-            }
+            paths = [path for path in paths if not path.startswith(dense_path(RECORD))]
+            own = [path for path in paths if f"/{PREFIX}" not in path]
+            return {path: torch.from_numpy(np.asarray(file[path][()])) for path in own}
 
     def state_shapes(self, table: str) -> dict[str, tuple[int, ...]]:
         """Return the shape of each tensor of optimizer state in a table's first file, by name."""

@@ -72,6 +72,15 @@ def check_files(
             raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
 
 
+def is_whole(folder: Path, entry: FileEntry | TextEntry, checksums: bool = True) -> bool:
+    """Return whether a file of a version passes :func:`check_files`."""
+    try:
+        check_files(folder, [entry], checksums)
+    except CheckpointError:
+        return False
+    return True
+
+
 def read_version(folder: Path, version: int) -> Manifest:
     """Read the manifest in the folder of a version; CheckpointError if it is missing, damaged or not ours."""
     path = folder / layout.MANIFEST_FILE

@@ -15,7 +15,7 @@ import torch
 
 from dglkge.checkpoint import hdf5_format, layout, part_files
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry
-from dglkge.checkpoint.storage import CheckpointStorage, VersionStore, check_files, file_crc32
+from dglkge.checkpoint.storage import CheckpointStorage, VersionStore, check_files, file_crc32, is_whole
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.errors import CheckpointError, JobError
@@ -118,21 +118,14 @@ class NewVersion:
 
     def _write_texts(self, contents: Contents, known: Iterable[TextEntry]) -> tuple[TextEntry, ...]:
         """Write texts; those that are known from the version before are linked."""
-        old = {text.name: text for text in known}
-        return tuple(
-            old[name] if name in old and self._link(old[name]) else _write_text(self._folder, name, content)
-            for name, content in contents.items()
-        )
-
-    def _link(self, text: TextEntry) -> bool:
-        """Give a text of the version before one more name in the new one, if it is there."""
         # A text that is there with its size is the same: its content does not change, and is not read.
-        try:
-            check_files(self._older, [text], checksums=False)
-        except CheckpointError:
-            return False
-        self._folder.link_or_copy(self._older / text.name, text.name)
-        return True
+        old = {text.name: text for text in known if is_whole(self._older, text, checksums=False)}
+        for name, content in contents.items():
+            if name in old:
+                self._folder.link_or_copy(self._older / name, name)
+            else:
+                old[name] = _write_text(self._folder, name, content)
+        return tuple(old[name] for name in contents)
 
     def _wait_for_parts(self, limit_seconds: float) -> list[FileEntry]:
         """Wait for the receipts of all parts in the store; return their entries."""
@@ -163,7 +156,7 @@ class NewVersion:
         """Write the texts, the state and the manifest of a version whose parts are complete."""
         folder, draft = self._folder, self.draft
         # config.json and the version differ between versions; the others are of one data set.
-        same = [text for name, text in self.previous.all_texts.items() if name not in WRITTEN_IN_PLACE]
+        same = [text for text in self.previous.texts if text.name not in WRITTEN_IN_PLACE]
         contents = _run_texts(draft.version, draft.meta, json.dumps(config, indent=4), self.names)
         texts = self._write_texts(contents, same)
         write_stats(folder, self._older, self.stats)
@@ -186,12 +179,7 @@ def write_anew(storage: CheckpointStorage, manifest: Manifest, names: Mapping[st
     Damaged files are moved to a folder of damaged files. CheckpointError if a text differs from the lost one.
     """
     folder = storage.folder(manifest.version)
-    damaged = set()
-    for text in manifest.all_texts.values():
-        try:
-            check_files(folder.path, [text])
-        except CheckpointError:
-            damaged.add(text.name)
+    damaged = {name for name, text in manifest.all_texts.items() if not is_whole(folder.path, text)}
     if not damaged:
         return []
     aside = storage.damaged_folder(manifest.version)
