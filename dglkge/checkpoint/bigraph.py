@@ -24,9 +24,8 @@ def is_bigraph(folder: Path, version: int) -> bool:
     files = LeasedFolder(folder)
     first = sorted(folder.glob(layout.embeddings_file("*", 0, version)))
     with contextlib.suppress(OSError, CheckpointError):
-        ours, config = (
-            layout.parse_object(files.read(name)) for name in (layout.MANIFEST_FILE, layout.CONFIG_FILE)
-        )
+        ours = layout.parse_object(files.read(layout.MANIFEST_FILE))
+        config = layout.parse_object(files.read(layout.CONFIG_FILE))
         # It may have gone on from a version of ours, in the folder of that, with the next number.
         is_another = ours.get("version") != version
         if first and is_another and {"entities", "relations", "entity_path"} <= set(config):
@@ -83,12 +82,9 @@ def read_manifest(folder: Path, version: int) -> Manifest:
         meta = CheckpointMeta(
             config=config,
             dataset_name="unknown",
-            dataset_path="",
-            dataset_fingerprint="",
             entity_types=counts,
             relations=relations,
             progress={**progress, Progress.GLOBAL_BATCH_SIZE: 1},
-            seed=0,
             score_function=score_function,
             dim=dim,
             reciprocal=bool(config.get("dynamic_relations", False)),

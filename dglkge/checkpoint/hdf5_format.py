@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from dglkge.checkpoint.layout import FORMAT_VERSION
-from dglkge.errors import CheckpointError, one_line
+from dglkge.errors import CheckpointError, one_line, os_errors
 from dglkge.registry import deferred
 
 row_kernels = deferred("dglkge.kernels.rows")  # numba takes a fifth of a second
@@ -77,10 +77,8 @@ def open_file(path: Path, opened: BinaryIO | None = None) -> Iterator[h5py.File]
     """
     if opened is None and not path.is_file():
         raise CheckpointError(f"{path} is missing")
-    try:
+    with os_errors(CheckpointError, f"{path} is damaged or not an HDF5 file"):
         file = h5py.File(path if opened is None else opened, "r")
-    except OSError as error:
-        raise CheckpointError(f"{path} is damaged or not an HDF5 file: {error}") from None
     with file:
         value = file.attrs.get(FORMAT_VERSION_ATTRIBUTE)
         if value != FORMAT_VERSION:

@@ -99,17 +99,13 @@ _RECORDS = {RUN_CONFIG_FILE, RUN_JOB_FILE, RUN_STATS_FILE, RUN_VALIDATION_FILE}
 _RECORDS |= {RUN_VECTORS_FILE, RUN_CALIBRATION_FILE, RUN_RULES_FILE, RUN_TRACKERS_FILE}
 
 
-def split_metrics_file(split: str, protocol: str) -> str:
+def metrics_file(triples: str, protocol: str) -> str:
     """Return the name of the file of ``dglkge evaluate``'s result, in the run's folder.
 
-    `protocol` has what differs from the default one, each after a hyphen: ``-raw-first500``.
+    `triples` is a split, or ``triples-STEM`` of a file; `protocol` has what differs from the default one,
+    each after a hyphen: ``-raw-first500``.
     """
-    return f"metrics-{split}{protocol}.json"
-
-
-def triples_metrics_file(stem: str, protocol: str) -> str:
-    """Return the name of the file of ``dglkge evaluate --triples``'s result, in the run's folder."""
-    return f"metrics-triples-{stem}{protocol}.json"
+    return f"metrics-{triples}{protocol}.json"
 
 
 def completion_file(split: str) -> str:

@@ -143,8 +143,6 @@ class CheckpointManager:
     mirror : Mirror or None
         The run's store, on the writer of each machine: a URL, or the launcher's folder. The machines upload
         their parts side by side.
-    has_store : bool
-        Whether the run has a store, whether or not this trainer is a writer.
 
     Attributes
     ----------
@@ -163,7 +161,6 @@ class CheckpointManager:
         num_parts: int = 1,
         lease: Lease | None = None,
         mirror: Mirror | None = None,
-        has_store: bool = False,
     ) -> None:
         self.storage = CheckpointStorage(path, lease)
         self.records = LeasedFolder(self.storage.path.parent, lease)
@@ -172,7 +169,6 @@ class CheckpointManager:
         self.row_copy = Scratch()
         self.names = names or {}
         self._mirror = mirror
-        self._has_store = has_store
         # Another machine, or the launcher, may see the same folder in spite of --sync, and holds its lease.
         self._owns_folder = group.rank == 0 or (lease is not None and lease.is_holder)
         if lease is not None:
@@ -180,7 +176,7 @@ class CheckpointManager:
             lease.keep_while(lambda: self.is_writing)
         # A job without a lease still needs an identity in the lineage.
         self._job = JobVersions(self.storage.nonce or new_nonce(), 0, 0, socket.gethostname(), utc_now())
-        self._new: NewVersion | None = None
+        self._progress: Callable[[], str] = lambda: "reserves memory"
         self._writing: Future[object] | None = None
         self._stats: list[Mapping[str, Any]] = []
 
@@ -207,10 +203,11 @@ class CheckpointManager:
         wait : callable
             A barrier whose limit grows with the bytes that one of the trainers may have to read.
         """
-        if self._has_store:
+        sizes = self.group.gather("" if self._mirror is not None else str(self.storage.num_bytes()))
+        if not sizes[0]:
             return
         # Every version that lies there is read, and then again the one that is gone back to.
-        num_bytes = 2 * max(int(text) for text in self.group.gather(str(self.storage.num_bytes())))
+        num_bytes = 2 * max(map(int, sizes))
 
         def mend() -> None:
             # Rank 0 alone works on a shared folder. All others wait in the barrier, then receive its error.
@@ -273,17 +270,17 @@ class CheckpointManager:
             dataset. What goes wrong in the thread, :meth:`check` and :meth:`finish` raise.
         """
         self.finish_together()
-        previous, version = self._previous(meta)
+        previous = self._previous(meta)
+        version = previous.version + 1
         self.group.barrier()  # no rank writes before all ranks have read the same version
         if self._owns_folder:
             self.storage.prepare()
-            self.storage.drop_unpublished(version - 1)
-            if self._mirror is not None and previous is not None and self.group.rank > 0:
+            self.storage.drop_unpublished(previous.version)
+            if self._mirror is not None and previous.version and self.group.rank > 0:
                 self._mirror.publish_in_cache(previous)
         if self.group.rank == 0:
             self.records.drop_temporaries()
-            if previous is not None:
-                self.storage.keep_all(previous)
+            self.storage.keep_all(previous)
         self.group.barrier()  # no rank writes before the files of an interrupted save are removed
         mine = parts if self.group.is_writer else []
         if copy:
@@ -294,22 +291,22 @@ class CheckpointManager:
             if relations is None:
                 raise CheckpointError("rank 0 was handed no relations to save")
             mine = [*mine, relations]
-        run_id, lineage = (new_nonce(), ()) if previous is None else (previous.run_id, previous.lineage)
-        lineage = extended(lineage, replace(self._job, first=version, last=version))
+        lineage = extended(previous.lineage, replace(self._job, first=version, last=version))
         # Swapped and not cleared: the thread reads the old list while training adds to the new one.
         stats, self._stats = self._stats, []
-        draft = Manifest(version, meta, (), (), run_id, lineage, None, kept_as or {})
+        draft = Manifest(version, meta, (), (), previous.run_id, lineage, None, kept_as or {})
         store, limit = self._mirror or self.storage, self.group.limit_seconds
-        self._new = NewVersion(
+        new = NewVersion(
             self.storage, store, self.names, limit, draft, self.num_parts, mine, previous, stats, state
         )
+        self._progress = new.progress
 
         def log_error(written: Future[object]) -> None:
             """Log an error of the thread at once, on every rank."""
             if error := written.exception():
                 logger.error("checkpoint version %d was not written: %s", version, error)
 
-        self._in_thread(self._new.write).add_done_callback(log_error)
+        self._in_thread(new.write).add_done_callback(log_error)
         return version
 
     @property
@@ -343,10 +340,7 @@ class CheckpointManager:
         while True:
             if self._writing is not None:
                 wait([self._writing], PROGRESS_SECONDS)
-            progress = ""
-            if self.is_writing:
-                progress = "reserves memory" if self._new is None else self._new.progress()
-            states = list(self.group.gather(progress))
+            states = list(self.group.gather(self._progress() if self.is_writing else ""))
             if not any(states):
                 break
             if states != before:
@@ -407,17 +401,13 @@ class CheckpointManager:
         check_crc32(path, manifest.state.crc32, zlib.crc32(state))
         return state
 
-    def restore(
-        self, parts: Sequence[TablePart], relations: TablePart | None = None, pointer: str = ""
-    ) -> CheckpointMeta:
+    def restore(self, parts: Sequence[TablePart], pointer: str = "") -> CheckpointMeta:
         """Fill live tables, rows and state, from the newest version, whatever parts it has.
 
         Parameters
         ----------
         parts : sequence of TablePart
-            Filled in place.
-        relations : TablePart or None
-            The relations among the rows that this machine owns; filled in place.
+            Filled in place; the relations that this machine owns may be one of them.
         pointer : str
             Pointer to the version to fill them from instead.
 
@@ -432,25 +422,24 @@ class CheckpointManager:
             If there is no checkpoint, a file of it is damaged, or it lacks a row.
         """
         folder, manifest = self.find(pointer)
-        for part in [*parts, relations]:
-            if part is not None:
-                part_files.fill_part(folder, manifest, part)
+        for part in parts:
+            part_files.fill_part(folder, manifest, part)
         if self.group.rank == 0:
             check_files(folder, manifest.all_texts.values())
         return manifest.meta
 
-    def _previous(self, meta: CheckpointMeta) -> tuple[Manifest | None, int]:
-        """Return the version before, on writers, and the number of the next; a collective."""
-        if self._has_store:
-            mirror = self._mirror
-            # Rank 0 has published there.
-            version = int(self.group.gather(str(mirror.version if mirror else 0))[0])
-            previous = agree(self.group.gather, lambda: mirror.manifest(version) if mirror else None)
-            return previous, version + 1
-        previous = self._agreed(texts=False)
-        if previous is not None:
+    def _previous(self, meta: CheckpointMeta) -> Manifest:
+        """Return the version before; without files on those that write none; a collective.
+
+        Before the first one of a run it is version 0, which is empty.
+        """
+        mirror = self._mirror
+        # Rank 0 has published in the store, if there is one.
+        if number := self.group.gather("" if mirror is None else str(mirror.version))[0]:
+            previous = agree(self.group.gather, lambda: mirror.manifest(int(number)) if mirror else None)
+        elif previous := self._agreed(texts=False):
             check_same_run(previous.meta, meta)
-        return previous, 1 if previous is None else previous.version + 1
+        return previous or Manifest(int(number or 0), meta, (), (), new_nonce())
 
     def _agreed(self, texts: bool) -> Manifest | None:
         """Return the newest manifest once all trainers find the same one; a collective.

@@ -25,7 +25,6 @@ UNKNOWN_CRC32 = -1
 """Value for an unknown checksum: PyTorch-BigGraph writes none."""
 
 T = TypeVar("T")
-NO_OTHER_FIELDS = ConfigDict(extra="forbid")
 MODEL_FIELDS = ("score_function", "score_options", "dim", "reciprocal")
 """What runs must have in common to have the same rows. State that does not fit the optimizer starts anew."""
 MOST_SHOWN = 5
@@ -46,9 +45,15 @@ Count = Annotated[int, Field(ge=0)]
 Crc32 = Annotated[int, Field(ge=UNKNOWN_CRC32)]
 
 
-@dataclass(frozen=True)
-class CheckpointMeta:
-    """The run that a checkpoint was taken from.
+class _Strict:
+    """Base of what a manifest holds: a field that is unknown is an error."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointMeta(_Strict):
+    """The run that a checkpoint was taken from; rows of other programs have defaults for what they lack.
 
     Attributes
     ----------
@@ -81,19 +86,17 @@ class CheckpointMeta:
         ``relation * len(times) + time``.
     """
 
-    __pydantic_config__ = NO_OTHER_FIELDS
-
-    config: Mapping[str, Any]
+    config: Mapping[str, Any] = field(default_factory=dict)
     dataset_name: str
-    dataset_path: str
-    dataset_fingerprint: str
+    dataset_path: str = ""
+    dataset_fingerprint: str = ""
     entity_types: Mapping[FileName, Count]
     relations: Sequence[Relation]
     progress: Mapping[str, Any]
-    seed: Count
+    seed: Count = 0
     score_function: str
     dim: Positive
-    reciprocal: bool
+    reciprocal: bool = False
     optimizer: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     score_options: Mapping[str, int | float | str] = field(default_factory=dict)
@@ -129,10 +132,8 @@ class CheckpointMeta:
 
 
 @dataclass(frozen=True)
-class TextEntry:
+class TextEntry(_Strict):
     """One text file of a version: names, counts or PyTorch-BigGraph's config.json."""
-
-    __pydantic_config__ = NO_OTHER_FIELDS
 
     name: FileName
     size_bytes: Count
@@ -140,7 +141,7 @@ class TextEntry:
 
 
 @dataclass(frozen=True)
-class FileEntry:
+class FileEntry(_Strict):
     """One HDF5 file of a version.
 
     Attributes
@@ -160,8 +161,6 @@ class FileEntry:
     texts : tuple of TextEntry
         PyTorch-BigGraph's names and count of the part's rows.
     """
-
-    __pydantic_config__ = NO_OTHER_FIELDS
 
     name: FileName
     table: str
@@ -191,7 +190,7 @@ class JobVersions:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class Manifest(_Strict):
     """Content of a manifest file: all that belongs to one version.
 
     Attributes
@@ -210,8 +209,6 @@ class Manifest:
     content : bytes
         The file that it was read from: versions with equal ones are the same.
     """
-
-    __pydantic_config__ = NO_OTHER_FIELDS
 
     version: Positive
     meta: CheckpointMeta

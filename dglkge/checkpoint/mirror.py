@@ -132,13 +132,10 @@ class Mirror(VersionStore):
         if version := self._pointer():
             return self.stored(version)
         for version in reversed(self.versions()):
-            if layout.MANIFEST_FILE in self.names(layout.version_folder(version)):
-                stored = self.stored(version)
-                if not self._lacking(stored):
-                    logger.warning(
-                        "%s/%s: no whole pointer; version %d is whole", self.url, _POINTER, version
-                    )
-                    return stored
+            is_complete = layout.MANIFEST_FILE in self.names(layout.version_folder(version))
+            if is_complete and not self._lacking(stored := self.stored(version)):
+                logger.warning("%s/%s: no whole pointer; version %d is whole", self.url, _POINTER, version)
+                return stored
         return None
 
     def _lacking(self, manifest: Manifest) -> list[str]:
@@ -218,7 +215,7 @@ class Mirror(VersionStore):
         kept = {note["version"] for note in self._storage.pointers().values() if note}
         for version in sorted(kept - {local.version}):
             self._push_version(self._storage.checked(version, texts=False))
-        self._commit(local)
+        self.publish_version(local)
 
     def bring(self, pointer: str) -> None:
         """Download the version that a pointer at the store names, and the pointer."""
@@ -296,14 +293,6 @@ class Mirror(VersionStore):
             return super().read_receipts(version, names)
 
     def publish_version(self, manifest: Manifest, parts: Sequence[FileEntry] = ()) -> None:
-        self._commit(manifest, parts)
-        self._storage.publish_version(manifest)
-
-    def _commit(self, manifest: Manifest, parts: Sequence[FileEntry] = ()) -> None:
-        """Upload a version but for its parts that are there, publish it, and remove older versions.
-
-        CheckpointError if another job has taken the place of this one.
-        """
         with self._store.committing():
             self._check_writer()
             self._push_features()
@@ -312,6 +301,7 @@ class Mirror(VersionStore):
             # Read again after the upload, which may take minutes.
             self._check_writer()
             super().publish_version(manifest)
+        self._storage.publish_version(manifest)
 
     def push_records(self) -> None:
         """Upload configuration, statistics, metrics and event files."""
@@ -381,8 +371,7 @@ class Mirror(VersionStore):
         """Write the manifest of a version to the folder, byte for byte."""
         folder = self._storage.folder(manifest.version)
         folder.make()
-        with folder.new_file(layout.MANIFEST_FILE) as path:
-            path.write_bytes(manifest.content)
+        folder.write(layout.MANIFEST_FILE, manifest.content)
 
     def _pull_file(self, name: str, crc32: int | None = None, source: str = "the manifest") -> None:
         """Download an object as the file of its name, unless that has the checksum that ``source`` gives."""

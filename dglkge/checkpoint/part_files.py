@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import logging
 import math
 import os
@@ -23,9 +22,8 @@ import torch
 
 from dglkge.checkpoint import hdf5_format, layout
 from dglkge.checkpoint.hdf5_format import file_dtype, put_rows, take_rows
-from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry
-from dglkge.checkpoint.storage import check_crc32, check_files, describe_text, file_crc32
-from dglkge.data.vocabulary import Vocabulary
+from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest
+from dglkge.checkpoint.storage import check_crc32, check_files, file_crc32
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.errors import CheckpointError
 from dglkge.formats import relation_parameters
@@ -173,25 +171,6 @@ def _write_model(
             file[path].attrs[hdf5_format.STATE_DICT_KEY_ATTRIBUTE] = key
             states.append(part.shared[hdf5_format.global_sums_path(name)])
     return states
-
-
-def write_names(
-    folder: LeasedFolder, table: str, part: int, ids: Sequence[int], names: Vocabulary | None
-) -> tuple[TextEntry, ...]:
-    """Write PyTorch-BigGraph's list of a part's names, by ascending ids, and its count.
-
-    Without names the ids stand in.
-    """
-    list_file, count_file = layout.entity_names_file(table, part), layout.entity_count_file(table, part)
-    with folder.new_file(list_file) as path:
-        # Streamed by hand: json.dumps of a list would build the whole text of millions of names in memory.
-        with open(path, "w", encoding="utf-8") as file:
-            for index, id_ in enumerate(ids):
-                name = str(id_) if names is None else names[id_]
-                file.write((",\n    " if index else "[\n    ") + json.dumps(name))
-            file.write("\n]" if ids else "[]")
-    folder.write_text(count_file, f"{len(ids)}\n")
-    return tuple(describe_text(folder.path / name) for name in (list_file, count_file))
 
 
 def _ascending(part: TablePart, meta: CheckpointMeta) -> tuple[torch.Tensor, np.ndarray]:

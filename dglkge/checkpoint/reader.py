@@ -223,10 +223,6 @@ class TablesByName:
         """Return all rows of a table, as one shard for each file."""
         return self[table].shards
 
-    def dense_parameters(self) -> dict[str, torch.Tensor]:
-        """Return the dense parameters of the score function's module by name; none where it has none."""
-        return {}
-
 
 class Checkpoint(TablesByName):
     """One version of a checkpoint, for reading. Get one from :func:`open_checkpoint`.
@@ -421,6 +417,7 @@ class Checkpoint(TablesByName):
         return vector if vector.any() else None
 
     def dense_parameters(self) -> dict[str, torch.Tensor]:
+        """Return the dense parameters of the score function's module by name; none where it has none."""
         return {name: values for name, values in self._parameters().items() if not name.startswith(PREFIX)}
 
     def feature_parameters(self) -> dict[str, torch.Tensor]:
@@ -514,10 +511,9 @@ class Checkpoint(TablesByName):
         """Return the dense parameters, without those of features, and their optimizer's state, by dataset."""
         with self.open_model() as file:
             paths = [path for path in hdf5_format.shapes(file) if path.startswith(f"{DENSE_GROUP}/")]
-            features = {path for path in paths if path.startswith(dense_path(RECORD)) or f"/{PREFIX}" in path}
-            return {
-                path: torch.from_numpy(np.asarray(file[path][()])) for path in paths if path not in features
-            }
+            paths = [path for path in paths if not path.startswith(dense_path(RECORD))]
+            own = [path for path in paths if f"/{PREFIX}" not in path]
+            return {path: torch.from_numpy(np.asarray(file[path][()])) for path in own}
 
     def state_shapes(self, table: str) -> dict[str, tuple[int, ...]]:
         """Return the shape of each tensor of optimizer state in a table's first file, by name."""

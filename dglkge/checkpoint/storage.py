@@ -72,6 +72,15 @@ def check_files(
             raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
 
 
+def is_whole(folder: Path, entry: FileEntry | TextEntry, checksums: bool = True) -> bool:
+    """Return whether a file of a version passes :func:`check_files`."""
+    try:
+        check_files(folder, [entry], checksums)
+    except CheckpointError:
+        return False
+    return True
+
+
 def read_version(folder: Path, version: int) -> Manifest:
     """Read the manifest in the folder of a version; CheckpointError if it is missing, damaged or not ours."""
     path = folder / layout.MANIFEST_FILE
@@ -82,11 +91,6 @@ def read_version(folder: Path, version: int) -> Manifest:
     if manifest.version != version:
         raise CheckpointError(f"{path} is damaged: it describes version {manifest.version}")
     return manifest
-
-
-def describe_text(path: Path) -> TextEntry:
-    """Describe a text file that was just written."""
-    return TextEntry(path.name, path.stat().st_size, file_crc32(path))
 
 
 class VersionStore(Protocol):
@@ -247,9 +251,6 @@ class CheckpointStorage(LeasedFolder, VersionStore):
         place = self.path / folder
         return sorted(os.listdir(place)) if place.is_dir() else []
 
-    def write(self, name: str, content: bytes) -> None:
-        self.write_text(name, content.decode())
-
     def published_version(self) -> int:
         """Return the published version; 0 if the folder holds no checkpoint.
 
@@ -258,13 +259,13 @@ class CheckpointStorage(LeasedFolder, VersionStore):
         """
         try:
             version = self.named_version()
+            # Version + 1 is allowed: an interrupted save may have completed its files without publishing it.
+            if max(self.versions(), default=0) > version + 1 and (self.newest_good() or 0) > version + 1:
+                text = f"reads '{version}', but a newer version lies beside it"
+                raise CheckpointError(f"{self.path / layout.VERSION_FILE} {text}")
+            return version
         except CheckpointError as error:
             raise CheckpointError(f"{error}; {self._advice()}") from None
-        # Version + 1 is allowed: an interrupted save may have completed its files without publishing them.
-        if max(self.versions(), default=0) > version + 1 and (self.newest_good() or 0) > version + 1:
-            text = f"reads '{version}', but a newer version lies beside it"
-            raise CheckpointError(f"{self.path / layout.VERSION_FILE} {text}; {self._advice()}")
-        return version
 
     def named_version(self) -> int:
         """Return the version that the version file names, without a look at its files; 0 if there is none.

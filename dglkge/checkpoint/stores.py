@@ -224,11 +224,10 @@ class FsspecStore(Store):
         self._files.invalidate_cache()
         # Some file systems list names with a leading slash that the root lacks, or the other way round.
         root = self._path("").lstrip("/")
-        try:
+        with contextlib.suppress(FileNotFoundError):
             entries = self._ask("find", self._path(folder), detail=True)
-        except FileNotFoundError:
-            return {}
-        return {path.lstrip("/")[len(root) :]: int(entry["size"]) for path, entry in entries.items()}
+            return {path.lstrip("/")[len(root) :]: int(entry["size"]) for path, entry in entries.items()}
+        return {}
 
     def remove(self, name: str) -> None:
         self._ask("rm_file", self._path(name))

@@ -6,14 +6,16 @@ import contextlib
 import itertools
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dglkge.checkpoint import hdf5_format, layout, part_files
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry
-from dglkge.checkpoint.storage import CheckpointStorage, VersionStore, check_files, describe_text
+from dglkge.checkpoint.storage import CheckpointStorage, VersionStore, check_files, file_crc32, is_whole
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.errors import CheckpointError, JobError
@@ -22,6 +24,9 @@ from dglkge.typing import RELATION, TablePart
 
 WRITTEN_IN_PLACE = (layout.CONFIG_FILE, layout.VERSION_FILE)
 """Texts that PyTorch-BigGraph writes when it resumes from a version: they are no links to another's."""
+
+Contents = dict[str, str | Callable[[Path], object]]
+"""Texts by file name, or functions that write them to a path."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +50,8 @@ class NewVersion:
         Its manifest, which lacks the files still.
     parts : sequence of TablePart
         What this process writes: entity rows, and all relations on rank 0, which also publishes.
-    previous : Manifest or None
-        Of the version before.
+    previous : Manifest
+        Of the version before; before the first one an empty one.
     stats : sequence of mapping
         Records of training since the version before.
     """
@@ -58,7 +63,7 @@ class NewVersion:
     draft: Manifest
     num_parts: int
     parts: Sequence[TablePart]
-    previous: Manifest | None
+    previous: Manifest
     stats: Sequence[Mapping[str, Any]]
     state: bytes
 
@@ -68,8 +73,8 @@ class NewVersion:
 
     @property
     def _older(self) -> Path:
-        """Folder of the version before; of no version if there is none."""
-        return self.storage.folder(0 if self.previous is None else self.previous.version).path
+        """Folder of the version before; it does not exist if there is none."""
+        return self.storage.folder(self.previous.version).path
 
     def progress(self) -> str:
         """Return a text that changes while this process's share is written or uploaded."""
@@ -107,22 +112,20 @@ class NewVersion:
         """Write a part's names and count, or link them if the version before has the same."""
         # Equal checksums of the ids mean the same rows in the same part, so the names are equal too.
         key = (entry.table, entry.part, entry.ids_crc32)
-        for old in () if self.previous is None else self.previous.files:
-            if (old.table, old.part, old.ids_crc32) == key and self._link(old.texts):
-                return old.texts
-        ids = part.original_ids.sort().values.tolist()
-        return part_files.write_names(self._folder, part.table, part.part, ids, self.names.get(part.table))
+        same = [old for old in self.previous.files if (old.table, old.part, old.ids_crc32) == key]
+        contents = _name_lists(part.table, part.part, part.original_ids, self.names.get(part.table))
+        return self._write_texts(contents, [text for old in same for text in old.texts])
 
-    def _link(self, texts: Sequence[TextEntry]) -> bool:
-        """Give texts of the version before one more name in the new one, if all are there."""
+    def _write_texts(self, contents: Contents, known: Iterable[TextEntry]) -> tuple[TextEntry, ...]:
+        """Write texts; those that are known from the version before are linked."""
         # A text that is there with its size is the same: its content does not change, and is not read.
-        try:
-            check_files(self._older, texts, checksums=False)
-        except CheckpointError:
-            return False
-        for text in texts:
-            self._folder.link_or_copy(self._older / text.name, text.name)
-        return bool(texts)
+        old = {text.name: text for text in known if is_whole(self._older, text, checksums=False)}
+        for name, content in contents.items():
+            if name in old:
+                self._folder.link_or_copy(self._older / name, name)
+            else:
+                old[name] = _write_text(self._folder, name, content)
+        return tuple(old[name] for name in contents)
 
     def _wait_for_parts(self, limit_seconds: float) -> list[FileEntry]:
         """Wait for the receipts of all parts in the store; return their entries."""
@@ -151,15 +154,16 @@ class NewVersion:
 
     def _complete(self, files: Sequence[FileEntry], config: Mapping[str, Any]) -> Manifest:
         """Write the texts, the state and the manifest of a version whose parts are complete."""
-        folder = self._folder
-        texts = self._write_texts(json.dumps(config, indent=4))
+        folder, draft = self._folder, self.draft
+        # config.json and the version differ between versions; the others are of one data set.
+        same = [text for text in self.previous.texts if text.name not in WRITTEN_IN_PLACE]
+        contents = _run_texts(draft.version, draft.meta, json.dumps(config, indent=4), self.names)
+        texts = self._write_texts(contents, same)
         write_stats(folder, self._older, self.stats)
         state = None
         if self.state:
-            with folder.new_file(layout.STATE_FILE) as path:
-                path.write_bytes(self.state)
-            state = describe_text(folder.path / layout.STATE_FILE)
-        manifest = replace(self.draft, files=files, texts=texts, state=state)
+            state = _write_text(folder, layout.STATE_FILE, lambda path: path.write_bytes(self.state))
+        manifest = replace(draft, files=files, texts=texts, state=state)
         # The order from here on is the commit protocol. The manifest takes the place of the receipts. It
         # lists files that are all durable, and nothing in the folder changes any more.
         for path in folder.path.glob("*" + layout.RECEIPT_SUFFIX):
@@ -168,18 +172,6 @@ class NewVersion:
         folder.write_text(layout.MANIFEST_FILE, content)
         return replace(manifest, content=content.encode())
 
-    def _write_texts(self, config: str) -> tuple[TextEntry, ...]:
-        """Write the texts that belong to no part; those that the version before has already are linked."""
-        known = {} if self.previous is None else self.previous.all_texts
-        texts = []
-        for name, content in _texts(self.draft.version, self.draft.meta, config, self.names).items():
-            text = known.get(name)
-            # config.json and the version differ between versions; the others are of one data set.
-            if name in WRITTEN_IN_PLACE or text is None or not self._link([text]):
-                text = _write_text(self._folder, name, content)
-            texts.append(text)
-        return tuple(texts)
-
 
 def write_anew(storage: CheckpointStorage, manifest: Manifest, names: Mapping[str, Vocabulary]) -> list[str]:
     """Write the damaged and the missing text files of a version with whole rows again; return their names.
@@ -187,29 +179,25 @@ def write_anew(storage: CheckpointStorage, manifest: Manifest, names: Mapping[st
     Damaged files are moved to a folder of damaged files. CheckpointError if a text differs from the lost one.
     """
     folder = storage.folder(manifest.version)
-    damaged = set()
-    for text in manifest.all_texts.values():
-        try:
-            check_files(folder.path, [text])
-        except CheckpointError:
-            damaged.add(text.name)
+    damaged = {name for name, text in manifest.all_texts.items() if not is_whole(folder.path, text)}
     if not damaged:
         return []
     aside = storage.damaged_folder(manifest.version)
     for name in damaged:
         if (folder.path / name).exists():
             (folder.path / name).replace(aside / name)
+    contents: Contents = {}
     for entry in manifest.files:
-        if not damaged.isdisjoint(text.name for text in entry.texts):
-            path = folder.path / entry.name
-            with hdf5_format.open_file(path) as file:
-                ids = hdf5_format.original_ids(path, file, manifest.first_id(entry)).tolist()
-            part_files.write_names(folder, entry.table, entry.part, ids, names.get(entry.table))
-    (model,) = manifest.table_files(RELATION)
-    # The HDF5 files have a copy of config.json as an attribute, and their checksums were verified before.
-    with hdf5_format.open_file(folder.path / model.name) as file:
-        contents = _texts(manifest.version, manifest.meta, str(file.attrs["config/json"]), names)
-    for name in damaged.intersection(text.name for text in manifest.texts):
+        path = folder.path / entry.name
+        # The HDF5 files have a copy of config.json as an attribute, and their checksums were verified before.
+        with hdf5_format.open_file(path) as file:
+            if entry.table == RELATION:
+                config = str(file.attrs["config/json"])
+                contents |= _run_texts(manifest.version, manifest.meta, config, names)
+            else:
+                ids = torch.from_numpy(hdf5_format.original_ids(path, file, manifest.first_id(entry)))
+                contents |= _name_lists(entry.table, entry.part, ids, names.get(entry.table))
+    for name in damaged:
         if name not in contents:
             raise CheckpointError(f"{folder.path / name} cannot be written anew: the names are not at hand")
         _write_text(folder, name, contents[name])
@@ -219,26 +207,45 @@ def write_anew(storage: CheckpointStorage, manifest: Manifest, names: Mapping[st
     return sorted(damaged)
 
 
-def _texts(
-    version: int, meta: CheckpointMeta, config: str, names: Mapping[str, Vocabulary]
-) -> dict[str, str | Vocabulary]:
-    """Return the contents of the texts that belong to no part, by file name."""
+def _name_lists(table: str, part: int, ids: torch.Tensor, names: Vocabulary | None) -> Contents:
+    """Return PyTorch-BigGraph's list of a part's names, by ascending ids, and its count.
+
+    Without names the ids stand in.
+    """
+
+    def write(path: Path) -> None:
+        # Streamed by hand: json.dumps of a list would build the whole text of millions of names in memory.
+        with open(path, "w", encoding="utf-8") as file:
+            for index, id_ in enumerate(ids.sort().values.tolist()):
+                name = str(id_) if names is None else names[id_]
+                file.write((",\n    " if index else "[\n    ") + json.dumps(name))
+            file.write("\n]" if len(ids) else "[]")
+
+    return {
+        layout.entity_names_file(table, part): write,
+        layout.entity_count_file(table, part): f"{len(ids)}\n",
+    }
+
+
+def _run_texts(version: int, meta: CheckpointMeta, config: str, names: Mapping[str, Vocabulary]) -> Contents:
+    """Return the texts that belong to no part."""
     labels = list(RelationVocabulary(meta.relations).labels.names)
-    vocabularies = {layout.vocabulary_file(name): names[name] for name in meta.entity_types if name in names}
+    saves = {layout.vocabulary_file(name): names[name].save for name in meta.entity_types if name in names}
     return {
         layout.CONFIG_FILE: config,
         layout.VERSION_FILE: f"{version}\n",
         layout.RELATION_COUNT_FILE: f"{len(labels)}\n",
         layout.RELATION_NAMES_FILE: json.dumps(labels, indent=4),
-        **vocabularies,
+        **saves,
     }
 
 
-def _write_text(folder: LeasedFolder, name: str, content: str | Vocabulary) -> TextEntry:
+def _write_text(folder: LeasedFolder, name: str, content: str | Callable[[Path], object]) -> TextEntry:
     """Write one of the texts; return its entry."""
     with folder.new_file(name) as path:
-        if isinstance(content, Vocabulary):
-            content.save(path)
-        else:
+        if isinstance(content, str):
             path.write_text(content, encoding="utf-8")
-    return describe_text(folder.path / name)
+        else:
+            content(path)
+    path = folder.path / name
+    return TextEntry(name, path.stat().st_size, file_crc32(path))

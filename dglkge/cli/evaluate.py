@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dglkge.checkpoint.layout import RUN_CALIBRATION_FILE, split_metrics_file, triples_metrics_file
+from dglkge.checkpoint.layout import RUN_CALIBRATION_FILE, metrics_file
 from dglkge.cli import common
 from dglkge.cli.common import command, flag, num_candidates, option, print_columns, print_text
 from dglkge.data.dataset_files import SPLITS, TEST, VALID
@@ -254,5 +254,5 @@ def _metrics_file(args: argparse.Namespace, protocol: Protocol) -> str:
     suffix = protocol.suffix(args.limit)
     suffix += "-with-features" * bool(args.features) + "-with-rules" * args.rules
     if args.triples is None:
-        return split_metrics_file(args.split or TEST, suffix)
-    return triples_metrics_file(Path(args.triples).name.partition(".")[0], suffix)
+        return metrics_file(args.split or TEST, suffix)
+    return metrics_file(f"triples-{Path(args.triples).name.partition('.')[0]}", suffix)

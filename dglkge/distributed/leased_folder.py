@@ -106,10 +106,14 @@ class LeasedFolder:
             except OSError:
                 shutil.copyfile(source, path)
 
-    def write_text(self, name: str, text: str) -> None:
+    def write(self, name: str, content: bytes) -> None:
         """Write a small file, atomically and durably."""
         with self.new_file(name) as path:
-            path.write_text(text, encoding="utf-8")
+            path.write_bytes(content)
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a small text, atomically and durably."""
+        self.write(name, text.encode())
 
     def write_json(self, name: str, value: Any) -> None:
         """Write a value as indented JSON, atomically and durably."""

@@ -16,7 +16,7 @@ from dglkge.checkpoint import layout
 from dglkge.checkpoint.layout import Progress
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.leased_folder import LeasedFolder
-from dglkge.errors import CheckpointError
+from dglkge.errors import CheckpointError, os_errors
 from dglkge.formats.operators import LOSSES, score_function_of
 from dglkge.formats.relation_parameters import is_dynamic, operator_of
 from dglkge.model.functions.bigraph_operators import OPERATORS, SEPARATOR
@@ -226,12 +226,10 @@ def _beside(folder: Path, config: Mapping[str, Any], name: str) -> Path | None:
 
 def _json(path: Path) -> list[Any]:
     """Read a list, or raise CheckpointError."""
-    try:
+    with os_errors(CheckpointError, f"{path} is damaged", ValueError):
         items = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from None
-    if not isinstance(items, list):
-        raise CheckpointError(f"{path} is damaged: expected a list")
+        if not isinstance(items, list):
+            raise ValueError("expected a list")
     return items
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import shlex
 from collections import defaultdict
@@ -186,10 +187,7 @@ def _parameters(rows: np.ndarray, meta: CheckpointMeta) -> Iterator[Parameter]:
     is_stacked = is_dynamic(meta)
     width = rows.shape[1] // len(sides)
     cuts = [
-        [
-            (name, shape, 1)
-            for name, shape in zip(PARAMETERS[operator][0], OPERATORS[operator].shapes(meta.dim))
-        ]
+        list(zip(PARAMETERS[operator][0], OPERATORS[operator].shapes(meta.dim), itertools.repeat(1)))
         for operator in meta.operators
     ] or [_common_cuts(meta, width)] * len(rows)
     for half, side in zip(np.split(rows, len(sides), axis=1), sides):

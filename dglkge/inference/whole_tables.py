@@ -49,6 +49,7 @@ class WholeTables(TablesByName):
         return self.relations.labels if table == RELATION else self._names(table)
 
     def dense_parameters(self) -> dict[str, torch.Tensor]:
+        """Return the dense parameters of the score function's module by name; none where it has none."""
         return self._dense
 
     def _id(self, table: str, name: str) -> int:

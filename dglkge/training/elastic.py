@@ -202,15 +202,12 @@ class ElasticTables:
         return CheckpointMeta(
             config={"elastic": {"ids": ids}},
             dataset_name=", ".join(counts),
-            dataset_path="",
             # Equal tables are all that a resume needs.
             dataset_fingerprint=", ".join(f"{name}: {count} rows" for name, count in counts.items()),
             entity_types=counts,
             relations=[],
-            seed=0,
             score_function="",
             dim=dim,
-            reciprocal=False,
             optimizer={"name": ", ".join(type(optimizer).__name__ for optimizer in self.optimizers)},
             **new_run(1),
             dims={name: width for name, width in widths.items() if width != dim},

@@ -118,7 +118,7 @@ def open_checkpoints(
     group = TrainerGroup(
         world.rank, world.is_machine_leader, cluster.barrier, cluster.gather_texts, world.timeout_seconds
     )
-    return CheckpointManager(output / CHECKPOINT_FOLDER, group, names, num_parts, lease, mirror, has_store)
+    return CheckpointManager(output / CHECKPOINT_FOLDER, group, names, num_parts, lease, mirror)
 
 
 def _fill(cluster: Cluster, mirror: Mirror | None, find: Find, may_upload: bool) -> None:
@@ -265,8 +265,7 @@ class Versions:
                 for item in self._beside:
                     item.load_state_dict(file)
         if self._job.world.is_machine_leader:
-            *parts, relations = self._job.own_parts()
-            self._checkpoints.restore(parts, relations, pointer)
+            self._checkpoints.restore(self._job.own_parts(), pointer)
         self._state.load(self._checkpoints.read_state(pointer), str(self._checkpoints.storage.path))
 
 

@@ -59,7 +59,7 @@ def next_start(path: Path) -> str:
         if CheckpointManager(path).latest() is None:
             return "starts anew"
         parts = toy.whole_part(TABLES[4], "person"), toy.whole_part(TABLES[4], RELATION)
-        CheckpointManager(path).restore(parts[:1], parts[1])
+        CheckpointManager(path).restore(parts)
         return f"goes on from version {toy.holds(path, TABLES)}"
     except CheckpointError as error:
         named = re.search(rf"{path}/(?:v\d+/)?([\w.]+)", str(error))[1]

@@ -243,7 +243,7 @@ def test_machines_that_share_a_disk_upload_their_parts_side_by_side(tmp_path, mo
     monkeypatch.setattr(FileStore, "remove", remove)
 
     def save_as_one_of_two(manager):
-        manager._mirror, manager._has_store = both[manager.group.rank], True
+        manager._mirror = both[manager.group.rank]
         return save_share(manager, 4)
 
     assert together([disk] * 2, save_as_one_of_two, 1.0) == ["1", "1"]
@@ -284,7 +284,7 @@ class Cluster:
             try:
                 for step in (take_and_fill, fill_after_it):
                     agree(group.gather, step)
-                options = {"lease": lease, "mirror": mirror, "has_store": True}
+                options = {"lease": lease, "mirror": mirror}
                 path, names = run / "checkpoint", toy.toy_names(META)
                 outcomes[rank] = work(CheckpointManager(path, group, names, len(order), **options))
             except DglkgeError as error:

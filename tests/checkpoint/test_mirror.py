@@ -65,8 +65,7 @@ def commit(folder: Path, mirror: Mirror | None, seed: int = 0, *kept: str) -> to
     """Save one more version, as the job that has the URL if there is one; return the rows of people."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text("{}")
-    options = {"mirror": mirror, "has_store": mirror is not None}
-    save_seed(folder / "checkpoint", seed, *kept, num_parts=2, **options)
+    save_seed(folder / "checkpoint", seed, *kept, num_parts=2, mirror=mirror)
     return toy_tables(META, seed)["person"].rows
 
 
@@ -179,7 +178,7 @@ def test_killed_during_any_write_the_version_before_counts(tmp_path, monkeypatch
 
 def test_the_best_is_at_the_url_at_once(run, url):
     """Were the job killed then, the next one would not rank that version again."""
-    manager = CheckpointManager(run / "checkpoint", mirror=pushed(run, url), has_store=True)
+    manager = CheckpointManager(run / "checkpoint", mirror=pushed(run, url))
     assert manager.keep_best(0.5, {})
     assert open_checkpoint(url + "/checkpoint/best").version == 1
 

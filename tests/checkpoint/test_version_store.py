@@ -61,8 +61,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch) -> Iterat
 def save(place: VersionStore, run: Path, seed: int, *kept: str) -> None:
     """Save a version of two parts, kept under some names."""
     mirror = place if isinstance(place, Mirror) else None
-    options = {"mirror": mirror, "has_store": mirror is not None}
-    save_seed(run / "checkpoint", seed, *kept, num_parts=2, **options)
+    save_seed(run / "checkpoint", seed, *kept, num_parts=2, mirror=mirror)
 
 
 def test_versions_stay_that_a_pointer_names(place, tmp_path, caplog):

@@ -107,9 +107,7 @@ class ToyRun:
         sizes = (NUM_TRIPLES, BATCH_SIZE, BATCH_SIZE)
         order = EdgeBatches(edges, EdgeOptions(np.zeros(2, np.int64), *sizes, 0, 1, seed=1))
         group = TrainerGroup(barrier=self.cluster.barrier)
-        self.checkpoints = CheckpointManager(
-            folder / "checkpoint", group, num_parts=1, mirror=mirror, has_store=mirror is not None
-        )
+        self.checkpoints = CheckpointManager(folder / "checkpoint", group, num_parts=1, mirror=mirror)
         absent: Any = None
         job = Job(config, self.cluster, absent, absent, absent, absent, Computation(), self.tables, optimizer)
         progress = {"finished_epochs": 0, "batches_done": 0, "global_batch_size": BATCH_SIZE}

@@ -20,7 +20,7 @@ from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.data.dataset_files import load_json
 from dglkge.data.text_format import numbered_lines
 from dglkge.data.vocabulary import Vocabulary
-from dglkge.errors import InputError
+from dglkge.errors import InputError, os_errors
 from dglkge.formats.operators import DGLKE_MATRICES, DGLKE_MODELS
 from dglkge.inference.whole_tables import WholeTables
 from dglkge.model.kge_model import KgeModel, build_model
@@ -169,17 +169,12 @@ def open_dglke(folder: Path) -> WholeTables:
     model = build_model(files.score_function, rows[ENTITY].shape[1], reciprocal=False)
     require_width(model, files.score_function, rows[RELATION], folder)
     meta = CheckpointMeta(
-        config={},
         dataset_name=str(files.config.get("dataset") or folder.name),
-        dataset_path="",
-        dataset_fingerprint="",
         entity_types={ENTITY: len(rows[ENTITY])},
         relations=[Relation(name, ENTITY, ENTITY) for name in names[RELATION]],
         progress={},
-        seed=0,
         score_function=files.score_function,
         dim=model.dim,
-        reciprocal=False,
     )
     return WholeTables(folder, meta, rows, lambda _type: Vocabulary(names[ENTITY], ENTITY), {})
 
@@ -199,13 +194,11 @@ def one_file(folder: Path, pattern: str) -> Path:
 
 def load_npy(path: Path) -> np.ndarray:
     """Map the matrix in an npy file copy-on-write."""
-    try:
+    with os_errors(InputError, f"{path} is damaged or not an npy file of numbers", ValueError):
         # Copy-on-write: torch warns about read-only arrays, and no write can reach the file.
         matrix = np.load(path, mmap_mode="c", allow_pickle=False)
         if matrix.ndim != 2:
             raise ValueError(f"its shape is {matrix.shape}, expected a matrix")
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} is damaged or not an npy file of numbers: {error}") from None
     return matrix
 
 

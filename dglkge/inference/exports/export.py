@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import struct
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -244,16 +242,14 @@ def _plan_lancedb(export: Export) -> list[Output]:
     return [Output(f"{table.name}.lance", partial(_write_lance, table, lancedb)) for table in export.tables]
 
 
-def _write_lance(table: ExportedTable, lancedb: ModuleType, temporary: Path) -> None:
+def _write_lance(table: ExportedTable, lancedb: ModuleType, path: Path) -> None:
     schema = table_schema(table, "vector")  # the column that LanceDB searches if no other is named
     data = record_batches(table, schema)
-    # LanceDB writes tables under their own names only, so into a database of its own at first.
-    with tempfile.TemporaryDirectory(prefix=".lancedb-", dir=temporary.parent) as scratch:
-        try:
-            lancedb.connect(scratch).create_table(table.name, data=data, schema=schema)
-        except ValueError as error:
-            raise InputError(f"LanceDB refuses the table {table.name!r}: {error}") from None
-        os.replace(Path(scratch) / f"{table.name}.lance", temporary)
+    try:
+        # The file's name is the one that LanceDB gives to the table.
+        lancedb.connect(path.parent).create_table(table.name, data=data, schema=schema)
+    except ValueError as error:
+        raise InputError(f"LanceDB refuses the table {table.name!r}: {error}") from None
 
 
 def _plan_qdrant(export: Export) -> list[Output]:

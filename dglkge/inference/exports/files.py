@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -26,9 +25,6 @@ ROWS_AT_A_TIME = 8192
 """Rows read and written at a time: the memory of an export does not grow with the table."""
 
 PROGRESS_FROM_ROWS = 200_000
-
-TEMPORARY_SUFFIX, REPLACED_SUFFIX = ".tmp", ".old"
-"""Of what is written, and of a folder while another one of its name takes its place."""
 
 Ids = range | np.ndarray
 Block = tuple[Sequence[str], np.ndarray]
@@ -183,7 +179,7 @@ def check_names(tables: Collection[ExportedTable], forbidden: str, file_format: 
 
 
 def write_outputs(outputs: Sequence[Output], folder: Path, overwrite: bool) -> list[Path]:
-    """Write all files under temporary names, then rename them.
+    """Write all files to a hidden folder, then rename them.
 
     A failure while they are written leaves what was there before, and no temporary file.
     """
@@ -195,45 +191,32 @@ def write_outputs(outputs: Sequence[Output], folder: Path, overwrite: bool) -> l
     for path in paths:
         if path.exists() and not overwrite:
             raise InputError(f"{path} exists; give --overwrite to replace it, or take another folder")
-    temporary = [path.with_name(path.name + TEMPORARY_SUFFIX) for path in paths]
+    # In the same file system, as renaming is atomic there. An export that was killed may have left one.
+    hidden = folder / f".{paths[0].name}.tmp"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for output, written in zip(outputs, temporary):
-            _remove(written)
-            output.write(written)
-        for written, path in zip(temporary, paths):
-            _replace(written, path)
+        shutil.rmtree(hidden, ignore_errors=True)
+        hidden.mkdir(parents=True)
+        for output in outputs:
+            output.write(hidden / output.name)
+        for path in paths:
+            _replace(hidden / path.name, path)
     except OSError as error:
         raise write_error(f"cannot write to {folder}", error) from error
     finally:
-        for written in temporary:
-            with contextlib.suppress(OSError):
-                _remove(written)
+        shutil.rmtree(hidden, ignore_errors=True)
     return paths
 
 
 def _replace(source: Path, target: Path) -> None:
     """Rename a file or a folder to a name that may be taken."""
-    # A folder in the place of a file is not ours: the rename fails.
-    if not (source.is_dir() and target.is_dir()):
-        os.replace(source, target)
-        return
+    aside = source.with_name(f"{source.name}.old")
     # A folder cannot be renamed to one that has files: the old one is put aside first, and comes back if the
-    # new one cannot take its place.
-    aside = target.with_name(target.name + REPLACED_SUFFIX)
-    _remove(aside)
-    os.replace(target, aside)
+    # new one cannot take its place. A folder in the place of a file is not ours: the rename fails.
+    if source.is_dir() and target.is_dir():
+        os.replace(target, aside)
     try:
         os.replace(source, target)
     except OSError:
-        os.replace(aside, target)
+        if os.path.lexists(aside):
+            os.replace(aside, target)
         raise
-    _remove(aside)
-
-
-def _remove(path: Path) -> None:
-    """Remove a file or a folder, if there is one."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -22,7 +22,7 @@ from dglkge import __version__
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.data.dataset_files import load_json
 from dglkge.data.vocabulary import Vocabulary
-from dglkge.errors import InputError, import_extra, one_line
+from dglkge.errors import InputError, import_extra, one_line, os_errors
 from dglkge.evaluation.metrics import BOTH, PROTOCOL
 from dglkge.inference.exports import files
 from dglkge.inference.exports.files import Export, ExportedTable, Output, names_file, text_output
@@ -53,7 +53,9 @@ def is_hub_folder(folder: Path) -> bool:
 
 def map_tensors(path: Path, needed: Collection[str]) -> dict[str, np.ndarray]:
     """Map the float32 tensors of a safetensors file by name, copy-on-write; needed ones have to be there."""
-    try:
+    names = ", ".join(map(repr, needed))
+    damage = ValueError, KeyError, TypeError, AttributeError, struct.error
+    with os_errors(InputError, f"{path} is damaged or has no tensor {names}", *damage):
         with open(path, "rb") as file:
             (header_bytes,) = struct.unpack("<Q", file.read(8))
             # A damaged length must not make read() allocate terabytes.
@@ -68,9 +70,6 @@ def map_tensors(path: Path, needed: Collection[str]) -> dict[str, np.ndarray]:
         for name in needed:
             if name not in tensors:
                 raise ValueError(f"it has no {name!r} in float32")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-        names = ", ".join(map(repr, needed))
-        raise InputError(f"{path} is damaged or has no tensor {names}: {error}") from None
     return tensors
 
 
@@ -84,7 +83,7 @@ def open_hub_folder(folder: Path) -> WholeTables:
         raise InputError(f"{folder / CONFIG} is damaged: {error!r}") from None
     # Modules to import would be code of a stranger: the folder may come from the hub.
     facts["config"].pop("imports", None)
-    meta = CheckpointMeta(**facts, relations=relations, dataset_path="")
+    meta = CheckpointMeta(**facts, relations=relations)
     for table in meta.entity_types:
         if Path(names_file(table)).name != names_file(table):
             raise InputError(f"{folder / CONFIG} is damaged: {table!r} is no name of an entity type")

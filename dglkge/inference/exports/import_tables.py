@@ -84,10 +84,8 @@ def import_tables(
             "has; allowed: another score function, or dglkge checkpoint convert of a checkpoint"
         )
     meta = CheckpointMeta(
-        config={},
         **dataset_fields(dataset),
         progress={Progress.FINISHED_EPOCHS: 0, Progress.BATCHES_DONE: 0, Progress.GLOBAL_BATCH_SIZE: 1},
-        seed=0,
         score_function=score_function,
         dim=model.dim,
         reciprocal=reciprocal,
