@@ -67,10 +67,10 @@ def report(args: argparse.Namespace) -> Any:
     bars: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
 
-        def show(section: str, done: int, total: int) -> None:
+        def show(section: str, number: int, total: int) -> None:
             if section not in bars:
                 bars[section] = stack.enter_context(common.progress_bar(args, total, desc=section))
-            bars[section].update(done - bars[section].n)
+            bars[section].update(number)
 
         figures = collect(args.runs, choices, args.dataset, not args.no_verify, show)
     if target is not None:
