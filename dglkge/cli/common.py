@@ -183,13 +183,13 @@ class Command:
     status : callable
         Returns the exit status of what ``run`` has returned.
     show : callable
-        Prints that for people; not called if it is an exit status.
+        Prints that for people, by default as JSON; not called if it is an exit status.
     """
 
     run: Callable[[argparse.Namespace], Any]
     options: Sequence[Option | str]
     status: Callable[[Any], int]
-    show: Show = lambda result, _args: print_text(result)
+    show: Show = lambda result, _args: print_json(result)
 
     def shows(self, show: Show) -> Show:
         """Let a function print for people what ``run`` has returned; a decorator."""
@@ -358,6 +358,11 @@ def cell(value: object) -> Text:
 
     # Tabs and line ends too: rich would move what follows them.
     return Text(re.sub(r"[\t\n]|" + CONTROLS.pattern, lambda match: repr(match[0])[1:-1], str(value)))
+
+
+def figure(value: float | str | None, none: str = "") -> str:
+    """Return a value as the text of a cell: a fraction with four decimals."""
+    return none if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def print_rich(part: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
-from dglkge.cli.common import IMPORT, command, flag, option, print_columns, print_json, print_text
+from dglkge.cli.common import IMPORT, command, flag, option, print_columns, print_text
 from dglkge.config import load_config
 from dglkge.config.load import NAMED_SCHEMA, recipe_file, recipe_files
 from dglkge.config.load import SCHEMA as SCHEMA_FILE
@@ -151,8 +151,3 @@ def schema(_args: argparse.Namespace) -> dict[str, Any]:
       dglkge config schema > schema.json     a file's first line: # yaml-language-server: $schema=schema.json
     """
     return Config.model_json_schema()
-
-
-@schema.shows
-def _print_schema(schema: dict[str, Any], _args: argparse.Namespace) -> None:
-    print_json(schema)

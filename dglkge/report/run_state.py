@@ -80,10 +80,9 @@ def learning_curves(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for line in ends:
         phases.update(line.get("phase_seconds", {}))
     return {
-        "loss": thinned(points, [line["loss"] for line in batches]),
-        "edges_per_second": thinned(points, [line["edges_per_second"] for line in batches]),
+        **{name: thinned(points, [line[name] for line in batches]) for name in ("loss", "edges_per_second")},
         VALID: {
-            name: thinned(sorted(values), [values[epoch] for epoch in sorted(values)])
+            name: thinned(*zip(*sorted(values.items())))
             for name, values in valid.items()
             if name != "num_queries"
         },

@@ -215,7 +215,7 @@ class Guard:
             refusal = JSONResponse({"error": problem}, status, REFUSAL_HEADERS.get(status))
             await refusal(scope, receive, send_with_headers)
             return
-        is_sent = False
+        messages = iter([{"type": "http.request", "body": body, "more_body": False}])
 
         async def client_leaves() -> Message:
             while (message := await receive())["type"] != "http.disconnect":
@@ -225,11 +225,7 @@ class Guard:
         leaving = asyncio.ensure_future(client_leaves())
 
         async def receive_body() -> Message:
-            nonlocal is_sent
-            if is_sent:
-                return await asyncio.shield(leaving)
-            is_sent = True
-            return {"type": "http.request", "body": body, "more_body": False}
+            return next(messages, None) or await asyncio.shield(leaving)
 
         answer = asyncio.ensure_future(self._app(scope, receive_body, send_with_headers))
         try:

@@ -105,7 +105,9 @@ def test_no_control_groups_at_all(tmp_path: Path) -> None:
 
 
 def test_the_lower_of_the_kernels_estimate_and_the_groups_limit_counts(tmp_path, monkeypatch):
-    (tmp_path / "meminfo").write_text("MemTotal: 9999999 kB\nMemFree: 9 kB\nMemAvailable: 2048 kB\n")
+    names = "MemFree Buffers Cached Shmem Active Inactive".split()
+    lines = ["MemTotal: 9999999 kB", "MemAvailable: 2048 kB", *(f"{name}: 9 kB" for name in names)]
+    (tmp_path / "meminfo").write_text("\n".join(lines))
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
     for allowed, expected in ((None, 2 * MIB), (MIB, MIB), (3 * MIB, 2 * MIB), (0, 0)):
         monkeypatch.setattr(host, "free_memory", lambda free=allowed: free)
