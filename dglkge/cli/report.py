@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 PAGE = "report.html"
-NONE = "–"
 
 
 @command(
@@ -177,26 +176,29 @@ def _frame(state: Mapping[str, Any]) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    from dglkge.report.run_state import duration
+    from dglkge.report.run_state import NONE, duration, number
 
     progress, valid = state["progress"], state["valid"]
     head = Table.grid(padding=(0, 2))
     quiet = "" if state["quiet_seconds"] is None else f", last line {duration(state['quiet_seconds'])} ago"
     head.add_row("run", cell(state["run"]))
     head.add_row("state", f"{state['state']}{quiet}")
-    epoch = [f"{progress['epoch']} of {_number(progress['num_epochs'], 'd')}"]
+    epoch = [f"{progress['epoch']} of {number(progress['num_epochs'], 'd')}"]
     if progress["num_batches"]:
         epoch.append(f"batch {progress[Progress.BATCHES_DONE]:,} of {progress['num_batches']:,}")
     if state["seconds_left"] is not None:
         epoch.append(f"{duration(state['seconds_left'])} left")
     head.add_row("epoch", ", ".join(epoch))
     head.add_row("", ProgressBar(total=1.0, completed=progress["fraction"] or 0.0, width=50))
-    head.add_row("speed", f"{_number(state['edges_per_second'], ',.0f')} edges/s")
-    loss, of_epoch = (_number(state[name], ".4f") for name in ("loss", Progress.EPOCH_LOSS))
+    head.add_row("speed", f"{number(state['edges_per_second'], ',.0f')} edges/s")
+    loss, of_epoch = (number(state[name], ".4f") for name in ("loss", Progress.EPOCH_LOSS))
     head.add_row("loss", f"{loss}, {of_epoch} in this epoch")
-    head.add_row("valid MRR", _ranking(valid))
+    last, best = valid["last"], valid["best"]
+    rankings = [] if last is None else [last] if best["epoch"] == last["epoch"] else [last, best]
+    texts = [f"{number(r.get('mrr'), '.4f')} after epoch {r['epoch']}" for r in rankings]
+    head.add_row("valid MRR", "; best ".join(texts) or NONE)
     if state["test"]:
-        head.add_row("test MRR", _number(state["test"].get("mrr"), ".4f"))
+        head.add_row("test MRR", number(state["test"].get("mrr"), ".4f"))
     head.add_row("checkpoint", NONE if state["version"] is None else f"version {state['version']}")
     parts: list[RenderableType] = [head]
     if state["processes"]:
@@ -204,8 +206,8 @@ def _frame(state: Mapping[str, Any]) -> RenderableType:
         for title in ("process", "machine", "memory", "shared", "sent in this epoch"):
             table.add_column(title, justify="left" if title == "process" else "right")
         for name, numbers in state["processes"].items():
-            sizes = (_bytes(numbers.get(key)) for key in ("memory_bytes", "shared_bytes", "bytes_sent"))
-            table.add_row(name, str(numbers.get("machine", NONE)), *sizes)
+            sizes = map(numbers.get, ("memory_bytes", "shared_bytes", "bytes_sent"))
+            table.add_row(name, str(numbers.get("machine", NONE)), *(number(size, "bytes") for size in sizes))
         parts += [Text(), table]
     if state["events"]:
         parts += [Text(), Text("events")]
@@ -215,20 +217,3 @@ def _frame(state: Mapping[str, Any]) -> RenderableType:
     if state["log"]:
         parts += [Text(), Text("log of trainer 0"), *(cell(f"  {line}") for line in state["log"])]
     return Group(*parts)
-
-
-def _ranking(valid: Mapping[str, Any]) -> str:
-    """Describe the last and the best ranking of the valid split."""
-    last, best = valid["last"], valid["best"]
-    if last is None:
-        return NONE
-    rankings = [last] if best["epoch"] == last["epoch"] else [last, best]
-    return "; best ".join(f"{_number(r.get('mrr'), '.4f')} after epoch {r['epoch']}" for r in rankings)
-
-
-def _number(value: float | None, form: str) -> str:
-    return NONE if value is None else format(value, form)
-
-
-def _bytes(value: int | None) -> str:
-    return NONE if value is None else human_bytes(value)

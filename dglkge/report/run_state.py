@@ -21,6 +21,7 @@ import numpy as np
 from dglkge.checkpoint import layout
 from dglkge.checkpoint.layout import Progress
 from dglkge.data.dataset_files import TEST, VALID
+from dglkge.distributed.jobs import human_bytes
 from dglkge.distributed.world import parse_line
 from dglkge.errors import InputError
 from dglkge.launch.console import LAUNCHER_LOG, is_noise
@@ -132,6 +133,16 @@ def duration(seconds: float) -> str:
         if whole_seconds >= size:
             return f"{whole_seconds // size} {large} {whole_seconds % size // unit} {small}"
     return f"{seconds:.3g} s"
+
+
+NONE = "–"
+
+
+def number(value: float | None, form: str = ",") -> str:
+    """Return a figure that may be missing in a format of Python's, or as bytes."""
+    if value is None:
+        return NONE
+    return human_bytes(value) if form == "bytes" else format(value, form)
 
 
 def thinned(points: Sequence[float], values: Sequence[float]) -> list[list[float]]:
