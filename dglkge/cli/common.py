@@ -477,7 +477,12 @@ def run_command(name: str, body: Callable[[], int]) -> int:
         _discard(sys.stdout)
         return BROKEN_PIPE_STATUS
     finally:
-        _discard_unwritten_errors()
+        # What stderr cannot write, e.g. to a closed terminal, is dropped: Python would end with status 120.
+        try:
+            if sys.stderr is not None:
+                sys.stderr.flush()
+        except OSError:
+            _discard(sys.stderr)
 
 
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -505,15 +510,6 @@ def print_text(text: str = "") -> None:
     """Print a text and a line end on stdout; StorageError if that cannot be written."""
     with _output_errors():
         print(for_terminal(text, sys.stdout))
-
-
-def _discard_unwritten_errors() -> None:
-    """Drop what stderr could not write, e.g. to a closed terminal: Python would end with status 120."""
-    try:
-        if sys.stderr is not None:
-            sys.stderr.flush()
-    except OSError:
-        _discard(sys.stderr)
 
 
 def flush_output() -> None:

@@ -124,7 +124,7 @@ def watch(args: argparse.Namespace) -> Any:
 
     exit status: 0 at the end of the run, with --once, or after Ctrl-C; 2 for bad input; 1 for a full disk.
     """
-    from dglkge.report.run_state import FINISHED, finite, prometheus_text, run_state
+    from dglkge.report.run_state import finite, prometheus_text, run_state
 
     def look() -> dict[str, Any]:
         state = run_state(Path(args.run), None if args.logs is None else Path(args.logs), args.lines)
@@ -136,7 +136,7 @@ def watch(args: argparse.Namespace) -> Any:
         state = look()
         return 0 if args.prometheus and not args.json else finite(state)
     with contextlib.suppress(KeyboardInterrupt):
-        _follow(look, args.interval, FINISHED, is_shown=args.prometheus is None)
+        _follow(look, args.interval, is_shown=args.prometheus is None)
     return 0
 
 
@@ -145,13 +145,13 @@ def _print_state(state: dict[str, Any], _args: argparse.Namespace) -> None:
     common.print_rich(_frame(state))
 
 
-def _follow(look: Any, interval: float, finished: str, is_shown: bool) -> None:
+def _follow(look: Any, interval: float, is_shown: bool) -> None:
     """Look until the run is finished, and show the state on the terminal."""
     from rich import progress_bar, table  # noqa: F401
     from rich.console import Console
     from rich.live import Live
 
-    import dglkge.report.run_state  # noqa: F401
+    from dglkge.report.run_state import FINISHED
 
     # All imports come before the first look, those of _frame too. They make classes by exec, and CPython ends
     # by the signal if Ctrl-C interrupts an exec, though the exception is caught.
@@ -160,7 +160,7 @@ def _follow(look: Any, interval: float, finished: str, is_shown: bool) -> None:
     # Another screen, as in less: the terminal is restored at the end. In a pipe the last frame is written.
     try:
         with Live(_frame(state), console=console, screen=console.is_terminal, auto_refresh=False) as live:
-            while state["state"] != finished:
+            while state["state"] != FINISHED:
                 time.sleep(interval)
                 state = look()
                 live.update(_frame(state), refresh=console.is_terminal)

@@ -419,7 +419,7 @@ def create_app(explorer: Explorer, calls: ModelCalls, hosts: HostNames, token: s
     plain functions, which FastAPI runs in its own threads; none blocks the event loop.
     """
     # No pages of documentation: FastAPI's load their scripts from other sites.
-    about = {"title": "dglkge serve", "version": __version__, "description": DESCRIPTION}
+    about: dict[str, Any] = {"title": "dglkge serve", "version": __version__, "description": DESCRIPTION}
     app = FastAPI(**about, docs_url=None, redoc_url=None, exception_handlers=_error_handlers())
     for path, (name, media_type) in PAGE_FILES.items():
         app.get(path, include_in_schema=False)(_page((PAGE_FOLDER / name).read_bytes(), media_type))
