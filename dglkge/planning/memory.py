@@ -226,7 +226,7 @@ def _plan_host(
         ("interpreters and libraries", base_bytes),
     )
     in_shared_memory = table_bytes + state_bytes + graph_bytes if num_servers else 0
-    structure = shared.structure_bytes(part) if num_servers else 0
+    structure = shared.graph_bytes(part, shared.STRUCTURE) if num_servers else 0
     # A process alone has the graph in memory of its own.
     in_files = in_shared_memory - structure if num_servers else table_bytes + state_bytes
     # The new version is written beside the old one, which is dropped after it is published; others are kept.
@@ -276,25 +276,19 @@ def batch_rows(config: Config, world_size: int, size: DatasetSize | None = None)
     return 2 * share + _num_chunks(config, num_machines) * sum(drawn), share
 
 
-def relation_rows(config: Config, world_size: int, size: DatasetSize) -> int:
-    """Return the number of rows of relations that a trainer holds for one batch.
-
-    Where a row is a matrix (RESCAL) or is multiplied by a core (TuckER), a group of triples has that of each
-    relation once; else there is one for each triple.
-    """
-    share = batch_rows(config, world_size, size)[1]
-    if not shared.configured_score_function(config).shares_relations:
-        return share
-    # Queries of k_vs_all are in groups by side.
-    num_groups = max(2, _num_chunks(config, len(size.parts)))
-    return min(share, num_groups * size.num_rows[RELATION])
-
-
 def batch_row_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
-    """Return the bytes of the rows that a trainer reads for one batch, as float32."""
-    num_entities, _ = batch_rows(config, world_size, size)
-    num_relations, width = relation_rows(config, world_size, size), shared.row_width(RELATION, config)
-    return shared.FLOAT_BYTES * (num_entities * config.model.dimension + num_relations * width)
+    """Return the bytes of the rows that a trainer holds for one batch, as float32.
+
+    Where a relation's row is a matrix (RESCAL) or is multiplied by a core (TuckER), a group of triples has
+    that of each relation once; else there is one for each triple.
+    """
+    num_entities, num_relations = batch_rows(config, world_size, size)
+    if shared.configured_score_function(config).shares_relations:
+        # Queries of k_vs_all are in groups by side.
+        num_groups = max(2, _num_chunks(config, len(size.parts)))
+        num_relations = min(num_relations, num_groups * size.num_rows[RELATION])
+    numbers = num_entities * config.model.dimension + num_relations * shared.row_width(RELATION, config)
+    return shared.FLOAT_BYTES * numbers
 
 
 def negatives_per_side(config: Config, size: DatasetSize | None = None) -> list[int]:

@@ -85,10 +85,8 @@ def plots_of(
         "plot-categories": plots.by_category(runs),
         "plot-completions": plots.completion_curves(runs),
         "plot-phases": plots.phase_bars(runs),
+        **{f"plot-{measure}": plots.curves(runs, measure, title) for measure, (title, _) in CURVES.items()},
     }
-    for measure, (title, _) in CURVES.items():
-        is_log = measure == "loss" and plots.is_log_better(runs, measure)
-        figures[f"plot-{measure}"] = plots.curves(runs, measure, title, is_log)
     for place, (data, ranked) in enumerate(zip(datasets, relations)):
         figures[f"plot-degrees-{place}"] = plots.degree_bars(data["degrees"]["histogram"])
         figures[f"plot-relations-{place}"] = plots.by_relation(ranked["runs"], ranked["plotted"])

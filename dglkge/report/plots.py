@@ -76,7 +76,7 @@ def _trace(kind: str, x: Values, y: Values, hover: str, name: str, **more: Any) 
     return {"type": kind, "x": x, "y": y, "hovertemplate": hover, "name": shown(name), **more}
 
 
-def curves(runs: Runs, measure: str, title: str, is_log: bool = False) -> Figure:
+def curves(runs: Runs, measure: str, title: str) -> Figure:
     """Return the plot of a learning curve of all runs that have it; empty if none has."""
     traces = []
     for number, run in enumerate(runs):
@@ -95,7 +95,7 @@ def curves(runs: Runs, measure: str, title: str, is_log: bool = False) -> Figure
                 x, y = map(list, zip(*points))
                 traces.append(_trace("scatter", x, y, "epoch %{x:.2f}: %{y:.4~g}", name, **style))
     # On a logarithmic axis there is no 0 to begin at.
-    vertical = {"type": "log"} if is_log else {"rangemode": "tozero"}
+    vertical = {"type": "log"} if measure == "loss" and is_log_better(runs) else {"rangemode": "tozero"}
     return figure(traces, xaxis=_axis("epochs", rangemode="tozero"), yaxis=_axis(title, **vertical))
 
 
@@ -113,9 +113,9 @@ def completion_curves(runs: Runs) -> Figure:
     return figure(traces, xaxis=recall, yaxis=precision)
 
 
-def is_log_better(runs: Runs, measure: str) -> bool:
-    """Return whether a curve's positive values span more than a factor of 20."""
-    points = [run["training"][measure] + run["training"][VALID].get(measure, []) for run in runs]
+def is_log_better(runs: Runs) -> bool:
+    """Return whether the positive values of losses span more than a factor of 20."""
+    points = [run["training"]["loss"] + run["training"][VALID].get("loss", []) for run in runs]
     values = [value for _, value in chain(*points) if value is not None]
     return bool(values) and min(values) > 0 and max(values) / min(values) > 20
 
