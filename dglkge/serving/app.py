@@ -491,7 +491,7 @@ def _page(content: bytes, media_type: str) -> Callable[[], Response]:
     return lambda: Response(content, media_type=media_type)
 
 
-def _error_handlers() -> dict[Any, Callable[[Request, Any], Response]]:
+def _error_handlers() -> dict[Any, Any]:
     """Return what makes JSON with one line of text of every error."""
 
     def refuse(status: int, text: str, headers: dict[str, str] | None = None) -> JSONResponse:

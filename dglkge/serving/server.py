@@ -83,7 +83,7 @@ class HeaderDeadline(H11Protocol):
 
 def listening_socket(host: str, port: int) -> socket.socket:
     """Bind a TCP socket; port 0 takes a free one."""
-    kind = {"type": socket.SOCK_STREAM, "flags": socket.AI_PASSIVE}
+    kind: dict[str, int] = {"type": socket.SOCK_STREAM, "flags": socket.AI_PASSIVE}
     with os_errors(InputError, f"--host {host!r} has no address", UnicodeError):
         family, _, _, _, address = socket.getaddrinfo(host, port, **kind)[0]
     # With the protocol named, asyncio sends small answers at once (TCP_NODELAY); else each waits 40 ms.
