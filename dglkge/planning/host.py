@@ -82,7 +82,7 @@ def control_groups(controller: str, process: Path = PROCESS) -> Iterator[tuple[i
     The controller is memory or cpu; both versions may be mounted. What is read: ``/proc/self/cgroup`` (man 7
     cgroups) and ``mountinfo`` (man 5 proc).
     """
-    groups_of_process = {}
+    groups_of_process: dict[str, str] = {}
     for line in _text(process / "cgroup").splitlines():
         _, names, path = line.split(":", 2)
         groups_of_process |= dict.fromkeys(names.split(","), path)

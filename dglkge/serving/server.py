@@ -211,7 +211,7 @@ class Guard:
             refusal = JSONResponse({"error": problem}, status, REFUSAL_HEADERS.get(status))
             await refusal(scope, receive, send_with_headers)
             return
-        messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def client_leaves() -> Message:
             while (message := await receive())["type"] != "http.disconnect":
@@ -221,7 +221,7 @@ class Guard:
         leaving = asyncio.ensure_future(client_leaves())
 
         async def receive_body() -> Message:
-            return next(messages, None) or await asyncio.shield(leaving)
+            return messages.pop() if messages else await asyncio.shield(leaving)
 
         answer = asyncio.ensure_future(self._app(scope, receive_body, send_with_headers))
         try:
