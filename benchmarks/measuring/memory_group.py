@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from dglkge.errors import InputError
-from dglkge.planning.host import PROCESS, hierarchies
+from dglkge.planning.host import PROCESS, control_groups
 
 LIMIT_FILES = {1: "memory.limit_in_bytes", 2: "memory.max"}
 PEAK_FILES = {1: "memory.max_usage_in_bytes", 2: "memory.peak"}
@@ -46,16 +46,14 @@ class MemoryGroup:
     def __init__(self, limit_bytes: int, process: Path = PROCESS) -> None:
         self.limit_bytes = limit_bytes
         problems = []
-        groups, mounts = ((process / name).read_text() for name in ("cgroup", "mountinfo"))
-        for tree in hierarchies("memory", groups, mounts):
-            # From the mount point down: the group of this process belongs to whoever made it, and in version
-            # 2 a group with processes can have no groups below it that are limited.
-            for parent in reversed(tree.folders):
-                try:
-                    self.path, self.version = self._make(parent, tree.version), tree.version
-                    return
-                except OSError as error:
-                    problems.append(f"{parent}: {error.strerror}")
+        # From the mount point down: the group of this process belongs to whoever made it, and in version 2 a
+        # group with processes can have no groups below it that are limited.
+        for version, parent in reversed([*control_groups("memory", process)]):
+            try:
+                self.path, self.version = self._make(parent, version), version
+                return
+            except OSError as error:
+                problems.append(f"{parent}: {error.strerror}")
         raise InputError(
             "cannot make a control group with a limit of memory: "
             + ("; ".join(problems) or "no hierarchy with the memory controller is mounted")

@@ -183,13 +183,13 @@ class Command:
     status : callable
         Returns the exit status of what ``run`` has returned.
     show : callable
-        Prints that for people; not called if it is an exit status.
+        Prints that for people, by default as JSON; not called if it is an exit status.
     """
 
     run: Callable[[argparse.Namespace], Any]
     options: Sequence[Option | str]
     status: Callable[[Any], int]
-    show: Show = lambda result, _args: print_text(result)
+    show: Show = lambda result, _args: print_json(result)
 
     def shows(self, show: Show) -> Show:
         """Let a function print for people what ``run`` has returned; a decorator."""
@@ -360,6 +360,11 @@ def cell(value: object) -> Text:
     return Text(re.sub(r"[\t\n]|" + CONTROLS.pattern, lambda match: repr(match[0])[1:-1], str(value)))
 
 
+def figure(value: float | str | None, none: str = "") -> str:
+    """Return a value as the text of a cell: a fraction with four decimals."""
+    return none if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
 def print_rich(part: Any) -> None:
     """Print a part of rich, or what a callable prints on a console of rich; in a pipe no line is broken."""
     from rich.console import Console
@@ -472,7 +477,12 @@ def run_command(name: str, body: Callable[[], int]) -> int:
         _discard(sys.stdout)
         return BROKEN_PIPE_STATUS
     finally:
-        _discard_unwritten_errors()
+        # What stderr cannot write, e.g. to a closed terminal, is dropped: Python would end with status 120.
+        try:
+            if sys.stderr is not None:
+                sys.stderr.flush()
+        except OSError:
+            _discard(sys.stderr)
 
 
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -500,15 +510,6 @@ def print_text(text: str = "") -> None:
     """Print a text and a line end on stdout; StorageError if that cannot be written."""
     with _output_errors():
         print(for_terminal(text, sys.stdout))
-
-
-def _discard_unwritten_errors() -> None:
-    """Drop what stderr could not write, e.g. to a closed terminal: Python would end with status 120."""
-    try:
-        if sys.stderr is not None:
-            sys.stderr.flush()
-    except OSError:
-        _discard(sys.stderr)
 
 
 def flush_output() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import textwrap
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
-from dglkge.cli.common import IMPORT, command, flag, option, print_columns, print_json, print_text
+from dglkge.cli.common import IMPORT, command, flag, option, print_columns, print_text
 from dglkge.config import load_config
 from dglkge.config.load import NAMED_SCHEMA, recipe_file, recipe_files
 from dglkge.config.load import SCHEMA as SCHEMA_FILE
@@ -67,9 +68,14 @@ def show(args: argparse.Namespace) -> Any:
         }
     headings: set[str] = set()
     for field, text in shown:
-        parent, _, name = field.key.rpartition(".")
-        if not field.tag:  # an option of a component stands below the component's name
-            _print_headings(parent, headings, field.section + "." if field.section and values is None else "")
+        *sections, name = field.key.split(".")
+        # An option of a component stands below the component's name.
+        for section in () if field.tag else accumulate(sections, "{}.{}".format):
+            if section not in headings:
+                headings.add(section)
+                is_optional = values is None and field.section and section.startswith(f"{field.section}.")
+                mark = "# " if is_optional else ""
+                print_text(f"{'  ' * section.count('.')}{mark}{section.rpartition('.')[2]}:")
         indent, default = "  " * field.key.count("."), _yaml(_plain(field.default))
         if values is not None:
             print_text(f"{indent}{name}: {_yaml(values[field.key])}  # default: {default}")
@@ -80,16 +86,6 @@ def show(args: argparse.Namespace) -> Any:
         mark = "# " if field.tag or not field.is_default else ""
         print_text(f"{indent}{mark}{name}: {default}")
     return 0
-
-
-def _print_headings(section: str, headings: set[str], optional: str) -> None:
-    """Print the names of a section and of those around it, each once; inside an optional one as comments."""
-    parent, _, name = section.rpartition(".")
-    if name and section not in headings:
-        _print_headings(parent, headings, optional)
-        headings.add(section)
-        mark = "# " if optional and section.startswith(optional) else ""
-        print_text(f"{'  ' * section.count('.')}{mark}{name}:")
 
 
 def differences(path: Path) -> dict[str, Any]:
@@ -151,8 +147,3 @@ def schema(_args: argparse.Namespace) -> dict[str, Any]:
       dglkge config schema > schema.json     a file's first line: # yaml-language-server: $schema=schema.json
     """
     return Config.model_json_schema()
-
-
-@schema.shows
-def _print_schema(schema: dict[str, Any], _args: argparse.Namespace) -> None:
-    print_json(schema)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dglkge.checkpoint.layout import RUN_CALIBRATION_FILE, metrics_file
 from dglkge.cli import common
-from dglkge.cli.common import command, flag, num_candidates, option, print_columns, print_text
+from dglkge.cli.common import command, figure, flag, num_candidates, option, print_columns, print_text
 from dglkge.data.dataset_files import SPLITS, TEST, VALID
 from dglkge.errors import InputError
 from dglkge.evaluation.calibration import CORRUPTIONS_EACH, CURVES, METHODS
@@ -136,8 +136,8 @@ def evaluate(args: argparse.Namespace) -> int:
     report: dict[str, Any] = {"run": str(folder), "version": version, "dataset": dataset.name}
     if args.features:
         trained, counts = model.checkpoint.manifest.meta.entity_types, model.tables.meta.entity_types
-        added = {name: counts[name] - before for name, before in trained.items()}
-        report["new_entities"] = {name: count for name, count in added.items() if count}
+        added = {name: counts[name] - before for name, before in trained.items() if counts[name] > before}
+        report["new_entities"] = added
     report |= result.to_dict()
     if buckets:
         report["buckets"] = buckets
@@ -159,7 +159,8 @@ def evaluate(args: argparse.Namespace) -> int:
         return 0
     print_text(format_table(result, by=args.by))
     if buckets:
-        print_columns(list(buckets[0]), [[_figure(value) for value in bucket.values()] for bucket in buckets])
+        rows = [[figure(value, "-") for value in bucket.values()] for bucket in buckets]
+        print_columns(list(buckets[0]), rows)
     if args.classify:
         figures = report["classification"]
         print_text(f"classification: {figures['thresholds']}; negatives {figures['negatives']}")
@@ -230,13 +231,8 @@ def _print_calibration(report: dict[str, Any], _args: argparse.Namespace) -> Non
 
 def _print_figures(names: Sequence[str], groups: Mapping[str, Mapping[str, Any]]) -> None:
     """Print figures of groups as a table."""
-    rows = [[label, *(_figure(group[name]) for name in names)] for label, group in groups.items()]
+    rows = [[label, *(figure(group[name], "-") for name in names)] for label, group in groups.items()]
     print_columns(["", *names], rows)
-
-
-def _figure(value: float | None) -> str:
-    """Return a figure as text; a count without decimals, a hyphen for none."""
-    return "-" if value is None else str(value) if isinstance(value, int) else f"{value:.4f}"
 
 
 def _read(args: argparse.Namespace, run: Run, path: str) -> np.ndarray:

@@ -93,10 +93,14 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
         here = f"{len(gpus)} GPU(s) here"
         problems.append(f"training.device is cuda, for {num_trainers} trainer(s) a machine: {here}")
     on_device = device not in (AUTO_DEVICE, CPU_DEVICE) or (device == AUTO_DEVICE and has_gpus)
-    report = _report(hosts, there, in_files)
-    for machine, walk in zip(report["machines"], ranges or []):
+    machines = [_machine(host, in_files) for host in hosts]
+    for machine, walk in zip(machines, ranges or []):
         machine["ranges"] = walk and dataclasses.asdict(walk)
-    return report | {
+    free = there._asdict()
+    claims = dataclasses.asdict(free.pop("claims"))
+    return {
+        "machines": machines,
+        "this_machine": {**free, "other_jobs": claims.pop("num_jobs"), "planned_by_other_jobs": claims},
         "chosen": defaults,
         "num_epochs": config.training.num_epochs,
         "epoch_seconds": float(f"{seconds:.3g}"),
@@ -165,31 +169,17 @@ def _seconds_of(work: Callable[[], Any]) -> float:
     return min([once, *timeit.repeat(work, number=1, repeat=int(MEASURED_SECONDS / once))])
 
 
-def _report(hosts: list[PlannedHost], there: HostMemory, in_files: bool) -> dict[str, Any]:
-    """Return the machines of the plan and this one as JSON has them."""
+def _machine(host: PlannedHost, in_files: bool) -> dict[str, Any]:
+    """Return a machine of the plan as JSON has it."""
     return {
-        "machines": [
-            {
-                "machine": host.machine,
-                "memory": dict(host.memory),
-                "memory_bytes": host.memory_bytes,
-                "needed_memory_bytes": host.needed_bytes(in_files),
-                "shared_memory_bytes": host.structure_bytes if in_files else host.shared_memory_bytes,
-                "checkpoint_disk_bytes": host.disk_bytes,
-                "file_bytes": host.file_bytes,
-                "device_bytes_of_a_trainer": host.device_bytes,
-            }
-            for host in hosts
-        ],
-        "this_machine": {
-            "memory_bytes": there.memory_bytes,
-            "shared_memory_bytes": there.shared_memory_bytes,
-            "disk_bytes": there.disk_bytes,
-            "other_jobs": there.claims.num_jobs,
-            "planned_by_other_jobs": {
-                name: getattr(there.claims, name) for name in ("memory_bytes", "shared_memory_bytes")
-            },
-        },
+        "machine": host.machine,
+        "memory": dict(host.memory),
+        "memory_bytes": host.memory_bytes,
+        "needed_memory_bytes": host.needed_bytes(in_files),
+        "shared_memory_bytes": host.structure_bytes if in_files else host.shared_memory_bytes,
+        "checkpoint_disk_bytes": host.disk_bytes,
+        "file_bytes": host.file_bytes,
+        "device_bytes_of_a_trainer": host.device_bytes,
     }
 
 
@@ -218,7 +208,8 @@ def _print_plan(report: dict[str, Any], _args: argparse.Namespace) -> None:
             rows.append([item, *(human_bytes(machine[planned]) for machine in machines), free])
     print_columns(["", *(f"machine {machine['machine']}" for machine in machines), "here now"], rows)
     if there["other_jobs"]:
-        memory, segments = map(human_bytes, there["planned_by_other_jobs"].values())
+        planned = there["planned_by_other_jobs"]
+        memory, segments = (human_bytes(planned[name]) for name in ("memory_bytes", "shared_memory_bytes"))
         print_text(
             f"{there['other_jobs']} other job(s) run here (dglkge job list); 'here now' is without the "
             f"{memory} of memory, and {segments} in /dev/shm, that they still take"

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dglkge.cli import common
-from dglkge.cli.common import command, file_format, flag, open_model, option, print_table, print_text
+from dglkge.cli.common import command, figure, flag, open_model, option, print_columns, print_text
 from dglkge.data.text_format import ROLES, TIME
 from dglkge.errors import InputError
 from dglkge.inference.choices import MISSING, Known
@@ -119,7 +118,7 @@ def _questions(args: argparse.Namespace) -> list[Parts]:
         raise InputError("give either --triples or one query, not both")
     from dglkge.data.triples import TripleFile  # here: pandas takes half a second, which one query need not
 
-    file = TripleFile(Path(args.triples), *file_format(args))
+    file = TripleFile(Path(args.triples), *common.file_format(args))
     frames = (chunk.filter([*ROLES, TIME]).astype(str) for chunk in file.frames())
     return [row for frame in frames for row in frame.itertuples(index=False, name=None)]
 
@@ -131,7 +130,7 @@ def _located(problems: Mapping[int, str | None], args: argparse.Namespace) -> di
         return {}
     from dglkge.data.triples import TripleFile
 
-    places = TripleFile(Path(args.triples), *file_format(args)).places(rows)
+    places = TripleFile(Path(args.triples), *common.file_format(args)).places(rows)
     if args.strict:
         raise InputError(f"{places[min(rows)]}: {problems[min(rows)]}")
     return {row: f"{places[row]}: {problems[row]}" for row in rows}
@@ -174,12 +173,8 @@ def _print_table(reports: list[Report], names: list[str], heading: str = "") -> 
     shown = [name for name in names if any(report.get(name) is not None for report in reports)]
     headings = {"name": heading, "known": "known from"}
     if reports:
-        print_table({headings.get(name, name): partial(_cell, name) for name in shown}, reports)
-
-
-def _cell(name: str, report: Report) -> str:
-    value = report.get(name)
-    return f"{value:.4f}" if isinstance(value, float) else "" if value is None else str(value)
+        rows = [[figure(report.get(name)) for name in shown] for report in reports]
+        print_columns([headings.get(name, name) for name in shown], rows)
 
 
 def _scores(run: Run, triples: Mapping[int, Parts], args: argparse.Namespace) -> dict[int, Report]:
@@ -229,4 +224,4 @@ def similar(args: argparse.Namespace) -> dict[str, Any]:
 @similar.shows
 def _print_similar(result: Report, _args: argparse.Namespace) -> None:
     print_text(f"nearest to {result['entity']} among entities of type {result['type']}")
-    print_table({"rank": "{rank}", "cosine": "{cosine:.4f}", "name": "{name}"}, result["similar"])
+    common.print_table({"rank": "{rank}", "cosine": "{cosine:.4f}", "name": "{name}"}, result["similar"])

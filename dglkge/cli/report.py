@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 PAGE = "report.html"
-NONE = "–"
 
 
 @command(
@@ -67,10 +66,10 @@ def report(args: argparse.Namespace) -> Any:
     bars: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
 
-        def show(section: str, done: int, total: int) -> None:
+        def show(section: str, number: int, total: int) -> None:
             if section not in bars:
                 bars[section] = stack.enter_context(common.progress_bar(args, total, desc=section))
-            bars[section].update(done - bars[section].n)
+            bars[section].update(number)
 
         figures = collect(args.runs, choices, args.dataset, not args.no_verify, show)
     if target is not None:
@@ -125,7 +124,7 @@ def watch(args: argparse.Namespace) -> Any:
 
     exit status: 0 at the end of the run, with --once, or after Ctrl-C; 2 for bad input; 1 for a full disk.
     """
-    from dglkge.report.run_state import FINISHED, finite, prometheus_text, run_state
+    from dglkge.report.run_state import finite, prometheus_text, run_state
 
     def look() -> dict[str, Any]:
         state = run_state(Path(args.run), None if args.logs is None else Path(args.logs), args.lines)
@@ -137,7 +136,7 @@ def watch(args: argparse.Namespace) -> Any:
         state = look()
         return 0 if args.prometheus and not args.json else finite(state)
     with contextlib.suppress(KeyboardInterrupt):
-        _follow(look, args.interval, FINISHED, is_shown=args.prometheus is None)
+        _follow(look, args.interval, is_shown=args.prometheus is None)
     return 0
 
 
@@ -146,13 +145,13 @@ def _print_state(state: dict[str, Any], _args: argparse.Namespace) -> None:
     common.print_rich(_frame(state))
 
 
-def _follow(look: Any, interval: float, finished: str, is_shown: bool) -> None:
+def _follow(look: Any, interval: float, is_shown: bool) -> None:
     """Look until the run is finished, and show the state on the terminal."""
     from rich import progress_bar, table  # noqa: F401
     from rich.console import Console
     from rich.live import Live
 
-    import dglkge.report.run_state  # noqa: F401
+    from dglkge.report.run_state import FINISHED
 
     # All imports come before the first look, those of _frame too. They make classes by exec, and CPython ends
     # by the signal if Ctrl-C interrupts an exec, though the exception is caught.
@@ -161,7 +160,7 @@ def _follow(look: Any, interval: float, finished: str, is_shown: bool) -> None:
     # Another screen, as in less: the terminal is restored at the end. In a pipe the last frame is written.
     try:
         with Live(_frame(state), console=console, screen=console.is_terminal, auto_refresh=False) as live:
-            while state["state"] != finished:
+            while state["state"] != FINISHED:
                 time.sleep(interval)
                 state = look()
                 live.update(_frame(state), refresh=console.is_terminal)
@@ -177,26 +176,29 @@ def _frame(state: Mapping[str, Any]) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    from dglkge.report.run_state import duration
+    from dglkge.report.run_state import NONE, duration, number
 
     progress, valid = state["progress"], state["valid"]
     head = Table.grid(padding=(0, 2))
     quiet = "" if state["quiet_seconds"] is None else f", last line {duration(state['quiet_seconds'])} ago"
     head.add_row("run", cell(state["run"]))
     head.add_row("state", f"{state['state']}{quiet}")
-    epoch = [f"{progress['epoch']} of {_number(progress['num_epochs'], 'd')}"]
+    epoch = [f"{progress['epoch']} of {number(progress['num_epochs'], 'd')}"]
     if progress["num_batches"]:
         epoch.append(f"batch {progress[Progress.BATCHES_DONE]:,} of {progress['num_batches']:,}")
     if state["seconds_left"] is not None:
         epoch.append(f"{duration(state['seconds_left'])} left")
     head.add_row("epoch", ", ".join(epoch))
     head.add_row("", ProgressBar(total=1.0, completed=progress["fraction"] or 0.0, width=50))
-    head.add_row("speed", f"{_number(state['edges_per_second'], ',.0f')} edges/s")
-    loss, of_epoch = (_number(state[name], ".4f") for name in ("loss", Progress.EPOCH_LOSS))
+    head.add_row("speed", f"{number(state['edges_per_second'], ',.0f')} edges/s")
+    loss, of_epoch = (number(state[name], ".4f") for name in ("loss", Progress.EPOCH_LOSS))
     head.add_row("loss", f"{loss}, {of_epoch} in this epoch")
-    head.add_row("valid MRR", _ranking(valid))
+    last, best = valid["last"], valid["best"]
+    rankings = [] if last is None else [last] if best["epoch"] == last["epoch"] else [last, best]
+    texts = [f"{number(r.get('mrr'), '.4f')} after epoch {r['epoch']}" for r in rankings]
+    head.add_row("valid MRR", "; best ".join(texts) or NONE)
     if state["test"]:
-        head.add_row("test MRR", _number(state["test"].get("mrr"), ".4f"))
+        head.add_row("test MRR", number(state["test"].get("mrr"), ".4f"))
     head.add_row("checkpoint", NONE if state["version"] is None else f"version {state['version']}")
     parts: list[RenderableType] = [head]
     if state["processes"]:
@@ -204,8 +206,8 @@ def _frame(state: Mapping[str, Any]) -> RenderableType:
         for title in ("process", "machine", "memory", "shared", "sent in this epoch"):
             table.add_column(title, justify="left" if title == "process" else "right")
         for name, numbers in state["processes"].items():
-            sizes = (_bytes(numbers.get(key)) for key in ("memory_bytes", "shared_bytes", "bytes_sent"))
-            table.add_row(name, str(numbers.get("machine", NONE)), *sizes)
+            sizes = map(numbers.get, ("memory_bytes", "shared_bytes", "bytes_sent"))
+            table.add_row(name, str(numbers.get("machine", NONE)), *(number(size, "bytes") for size in sizes))
         parts += [Text(), table]
     if state["events"]:
         parts += [Text(), Text("events")]
@@ -215,20 +217,3 @@ def _frame(state: Mapping[str, Any]) -> RenderableType:
     if state["log"]:
         parts += [Text(), Text("log of trainer 0"), *(cell(f"  {line}") for line in state["log"])]
     return Group(*parts)
-
-
-def _ranking(valid: Mapping[str, Any]) -> str:
-    """Describe the last and the best ranking of the valid split."""
-    last, best = valid["last"], valid["best"]
-    if last is None:
-        return NONE
-    rankings = [last] if best["epoch"] == last["epoch"] else [last, best]
-    return "; best ".join(f"{_number(r.get('mrr'), '.4f')} after epoch {r['epoch']}" for r in rankings)
-
-
-def _number(value: float | None, form: str) -> str:
-    return NONE if value is None else format(value, form)
-
-
-def _bytes(value: int | None) -> str:
-    return NONE if value is None else human_bytes(value)

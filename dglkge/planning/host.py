@@ -15,10 +15,11 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 from dglkge.distributed.jobs import Claims, claims_of_others
 
 SHARED_MEMORY_FOLDER = Path("/dev/shm")
-MEMORY_INFO = Path("/proc/meminfo")
 PROCESS = Path("/proc/self")
 
 MOST_DEFAULT_TRAINERS = 8
@@ -66,40 +67,26 @@ def host_memory(output: str | Path, job: str = "") -> HostMemory:
     )
 
 
-def available_memory(info: Path = MEMORY_INFO, process: Path = PROCESS) -> int:
+def available_memory() -> int:
     """Return the bytes that processes can still take: the kernel's estimate, or less in a container."""
-    lines = dict(line.split(":", 1) for line in info.read_text(encoding="ascii").splitlines())
-    # MemAvailable counts page cache that the kernel can drop, which MemFree does not. Unit: KiB.
-    available = int(lines["MemAvailable"].split()[0]) * 1024
-    # In a container MemAvailable is that of the whole machine; the limit is the control group's.
-    allowed = free_memory(process)
+    # MemAvailable, which counts page cache that the kernel can drop. In a container it is that of the whole
+    # machine; the limit is the control group's.
+    available = int(psutil.virtual_memory().available)
+    allowed = free_memory()
     return available if allowed is None else min(available, allowed)
 
 
-class Hierarchy(NamedTuple):
-    """A mounted tree of control groups: folders of this process's group and of those above it."""
+def control_groups(controller: str, process: Path = PROCESS) -> Iterator[tuple[int, Path]]:
+    """Yield version and folder of each group that may limit this process, the innermost first.
 
-    version: int
-    folders: tuple[Path, ...]
-
-
-def hierarchies(controller: str, groups: str, mounts: str) -> list[Hierarchy]:
-    """Return the trees that may limit a controller (memory or cpu); both versions may be mounted.
-
-    Groups and mounts are the content of ``/proc/self/cgroup`` (man 7 cgroups) and ``mountinfo`` (man 5 proc).
-
-    Examples
-    --------
-    >>> hierarchies("cpu", "0::/a/b", "31 23 0:28 / /sys/fs/cgroup rw - cgroup2 none rw")[0].folders[0]
-    PosixPath('/sys/fs/cgroup/a/b')
+    The controller is memory or cpu; both versions may be mounted. What is read: ``/proc/self/cgroup`` (man 7
+    cgroups) and ``mountinfo`` (man 5 proc).
     """
-    groups_of_process = {}
-    for line in groups.splitlines():
+    groups_of_process: dict[str, str] = {}
+    for line in _text(process / "cgroup").splitlines():
         _, names, path = line.split(":", 2)
-        for name in names.split(","):
-            groups_of_process[name] = path
-    trees = []
-    for line in mounts.splitlines():
+        groups_of_process |= dict.fromkeys(names.split(","), path)
+    for line in _text(process / "mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         place, kind = before.split(), after.split()
         if len(place) < 5 or len(kind) < 3:
@@ -108,8 +95,7 @@ def hierarchies(controller: str, groups: str, mounts: str) -> list[Hierarchy]:
         key = controller if is_first else "" if kind[0] == "cgroup2" else None
         if key is not None and key in groups_of_process:
             folders = _folders(groups_of_process[key], _unescaped(place[3]), Path(_unescaped(place[4])))
-            trees.append(Hierarchy(1 if is_first else 2, folders))
-    return trees
+            yield from ((1 if is_first else 2, folder) for folder in folders)
 
 
 def _folders(group: str, root: str, mount: Path) -> tuple[Path, ...]:
@@ -132,7 +118,7 @@ def free_memory(process: Path = PROCESS) -> int | None:
     Page cache counts as free, as in the kernel's ``MemAvailable``: what was read twice can go as well.
     """
     free = []
-    for version, folder in _groups("memory", process):
+    for version, folder in control_groups("memory", process):
         limit_file, used_file, prefix = _MEMORY_FILES[version]
         limit, used = _number(_text(folder / limit_file)), _number(_text(folder / used_file))
         if limit is None or used is None or limit >= _UNLIMITED_BYTES:
@@ -147,7 +133,7 @@ def free_memory(process: Path = PROCESS) -> int | None:
 def quota_of_cores(process: Path = PROCESS) -> float | None:
     """Return the processor time that this process's control groups allow, in cores; None without a quota."""
     quotas = []
-    for version, folder in _groups("cpu", process):
+    for version, folder in control_groups("cpu", process):
         if version == 1:
             words = [_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
         else:
@@ -169,13 +155,6 @@ def cores_to_use(allowed: Collection[int], quota: float | None) -> int:
     """
     # Rounded down: threads beyond the quota use it up early and then all stand still until the period ends.
     return len(allowed) if quota is None else max(1, min(len(allowed), math.floor(quota)))
-
-
-def _groups(controller: str, process: Path) -> Iterator[tuple[int, Path]]:
-    """Yield version and folder of each group that may limit this process."""
-    for tree in hierarchies(controller, _text(process / "cgroup"), _text(process / "mountinfo")):
-        for folder in tree.folders:
-            yield tree.version, folder
 
 
 def _text(path: Path) -> str:

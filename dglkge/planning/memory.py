@@ -7,7 +7,6 @@ the sum with the peak of a running job (proportional set size of all its process
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from dglkge.config import Config
@@ -21,8 +20,9 @@ from dglkge.registry import registry_of
 from dglkge.typing import DEVICE_STORAGE, RELATION, STAGED_CPU_DEVICE
 
 MIB = 2**20
-LAUNCHER_BYTES = 13 * MIB
-NODE_PROGRAM_BYTES = 32 * MIB
+LAUNCHER_BYTES, NODE_PROGRAM_BYTES = 13 * MIB, 32 * MIB
+TRAINER_BYTES, SERVER_BYTES, LIBRARY_BYTES = 255 * MIB, 183 * MIB, 175 * MIB
+"""Memory of processes before they have any data, and files of the libraries, which all map."""
 
 SERVER_BYTES_PER_EDGE = 30
 """Server heap after loading a partition's graph, apart from shared memory."""
@@ -132,15 +132,6 @@ RANKED_WIDE_COPIES = 3
 """Copies of queries that are wider than a row: the queries, by true answer, and in float32."""
 
 
-@dataclass(frozen=True)
-class ProcessBase:
-    """Memory of a process before it has any data: private, and files of the libraries, which all map."""
-
-    trainer_bytes: int = 255 * MIB
-    server_bytes: int = 183 * MIB
-    library_bytes: int = 175 * MIB
-
-
 class PlannedHost(NamedTuple):
     """Memory and disk that one machine needs.
 
@@ -185,23 +176,21 @@ class PlannedHost(NamedTuple):
         return self.memory_bytes - self.mapped_bytes - (self.file_bytes if in_files else 0)
 
 
-def plan_memory(
-    config: Config, size: DatasetSize, num_trainers: int, num_servers: int, base: ProcessBase = ProcessBase()
-) -> list[PlannedHost]:
+def plan_memory(config: Config, size: DatasetSize, num_trainers: int, num_servers: int) -> list[PlannedHost]:
     """Plan every machine of a job by its number; without servers it is one process alone, and no launcher."""
-    job = (num_trainers, num_servers, base)
-    return [_plan_host(config, size, machine, *job) for machine in range(len(size.parts))]
+    machines = range(len(size.parts))
+    return [_plan_host(machine, config, size, num_trainers, num_servers) for machine in machines]
 
 
 def _plan_host(
-    config: Config, size: DatasetSize, machine: int, num_trainers: int, num_servers: int, base: ProcessBase
+    machine: int, config: Config, size: DatasetSize, num_trainers: int, num_servers: int
 ) -> PlannedHost:
     """Plan one machine."""
     part = size.parts[machine]
     table_bytes, state_bytes = shared.table_bytes(part, config), shared.state_bytes(part, config)
     graph_bytes = shared.graph_bytes(part)
     world_size = num_trainers * len(size.parts)
-    base_bytes = num_trainers * base.trainer_bytes + num_servers * base.server_bytes + base.library_bytes
+    base_bytes = num_trainers * TRAINER_BYTES + num_servers * SERVER_BYTES + LIBRARY_BYTES
     base_bytes += LAUNCHER_BYTES + NODE_PROGRAM_BYTES if num_servers else 0
     features = features_bytes(config, size)
     mapped = mapped_bytes(part, size) + features
@@ -237,7 +226,7 @@ def _plan_host(
         ("interpreters and libraries", base_bytes),
     )
     in_shared_memory = table_bytes + state_bytes + graph_bytes if num_servers else 0
-    structure = shared.structure_bytes(part) if num_servers else 0
+    structure = shared.graph_bytes(part, shared.STRUCTURE) if num_servers else 0
     # A process alone has the graph in memory of its own.
     in_files = in_shared_memory - structure if num_servers else table_bytes + state_bytes
     # The new version is written beside the old one, which is dropped after it is published; others are kept.
@@ -287,25 +276,19 @@ def batch_rows(config: Config, world_size: int, size: DatasetSize | None = None)
     return 2 * share + _num_chunks(config, num_machines) * sum(drawn), share
 
 
-def relation_rows(config: Config, world_size: int, size: DatasetSize) -> int:
-    """Return the number of rows of relations that a trainer holds for one batch.
-
-    Where a row is a matrix (RESCAL) or is multiplied by a core (TuckER), a group of triples has that of each
-    relation once; else there is one for each triple.
-    """
-    share = batch_rows(config, world_size, size)[1]
-    if not shared.configured_score_function(config).shares_relations:
-        return share
-    # Queries of k_vs_all are in groups by side.
-    num_groups = max(2, _num_chunks(config, len(size.parts)))
-    return min(share, num_groups * size.num_rows[RELATION])
-
-
 def batch_row_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
-    """Return the bytes of the rows that a trainer reads for one batch, as float32."""
-    num_entities, _ = batch_rows(config, world_size, size)
-    num_relations, width = relation_rows(config, world_size, size), shared.row_width(RELATION, config)
-    return shared.FLOAT_BYTES * (num_entities * config.model.dimension + num_relations * width)
+    """Return the bytes of the rows that a trainer holds for one batch, as float32.
+
+    Where a relation's row is a matrix (RESCAL) or is multiplied by a core (TuckER), a group of triples has
+    that of each relation once; else there is one for each triple.
+    """
+    num_entities, num_relations = batch_rows(config, world_size, size)
+    if shared.configured_score_function(config).shares_relations:
+        # Queries of k_vs_all are in groups by side.
+        num_groups = max(2, _num_chunks(config, len(size.parts)))
+        num_relations = min(num_relations, num_groups * size.num_rows[RELATION])
+    numbers = num_entities * config.model.dimension + num_relations * shared.row_width(RELATION, config)
+    return shared.FLOAT_BYTES * numbers
 
 
 def negatives_per_side(config: Config, size: DatasetSize | None = None) -> list[int]:
@@ -404,12 +387,11 @@ def device_bytes(config: Config, size: DatasetSize, machine: int, world_size: in
 def device_shard_bytes(config: Config, size: DatasetSize, machine: int, world_size: int) -> int:
     """Return the memory of a GPU for the rows and the optimizer state that a trainer holds there."""
     part, trainers = size.parts[machine], world_size // len(size.parts)
-    total = 0
-    for table, count in part.num_rows.items():
-        width = shared.row_width(table, config)
-        numbers = width + sum(shared.state_widths(width, config, table))
-        total += -(-count // trainers) * numbers * shared.FLOAT_BYTES
-    return total
+    widths = {table: shared.row_width(table, config) for table in part.num_rows}
+    return shared.FLOAT_BYTES * sum(
+        -(-count // trainers) * (widths[table] + sum(shared.state_widths(widths[table], config, table)))
+        for table, count in part.num_rows.items()
+    )
 
 
 def device_candidate_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
@@ -549,14 +531,13 @@ def features_bytes(config: Config, size: DatasetSize) -> int:
 
     entity_types = [table for table in size.num_rows if table != RELATION]
     number_bytes = 2 if features.dtype == "float16" else shared.FLOAT_BYTES
-    total = 0
-    for source in feature_files(features.files, entity_types, "features.files"):
+    places = (features.names, features.entity_column, features.vector_column)
+    return number_bytes * sum(
+        open_vectors(source.path, *places).width * sum(size.num_rows[name] for name in source.entity_types)
+        for source in feature_files(features.files, entity_types, "features.files")
         # A resume needs no more than the run's copy; training reports a file that is missing.
-        if not source.path.is_file():
-            continue
-        file = open_vectors(source.path, features.names, features.entity_column, features.vector_column)
-        total += number_bytes * file.width * sum(size.num_rows[name] for name in source.entity_types)
-    return total
+        if source.path.is_file()
+    )
 
 
 def ranked_copy_bytes(config: Config, part: PartSize) -> int:

@@ -18,19 +18,15 @@ from dglkge.typing import RELATION
 FLOAT_BYTES = 4
 NARROW_BYTES = 2
 """Bytes of a number in bfloat16 and float16."""
-EDGE_BYTES = 29
-"""Bytes per edge, of relations too: source 8, number 8, original id 8, type 4, ownership 1."""
-NODE_BYTES = 17
-"""Bytes per node: original id 8, start of its edges 8, ownership 1."""
-STRUCTURE_EDGE_BYTES = 16
-"""Of these: source and number."""
-STRUCTURE_NODE_BYTES = 8
-"""Of these: start of its edges."""
 SEGMENT_BYTES = 4096
 """Size of a page; a segment is a whole number of pages."""
 # Each segment may end in the middle of a page; the sum assumes the worst, one page each.
-GRAPH_SEGMENTS = 14
-STRUCTURE_SEGMENTS = 4
+GRAPH = (29, 17, 14)
+"""Bytes per edge, of relations too (source 8, number 8, original id 8, type 4, ownership 1), bytes per node
+(original id 8, start of its edges 8, ownership 1), and segments."""
+STRUCTURE = (16, 8, 4)
+"""Of these, source and number of an edge and start of a node's edges: what stays in ``/dev/shm`` where all
+else is in files."""
 
 
 def table_bytes(part: PartSize, config: Config) -> int:
@@ -47,17 +43,9 @@ def state_bytes(part: PartSize, config: Config) -> int:
     )
 
 
-def graph_bytes(part: PartSize) -> int:
-    """Return the bytes of the graph's structure and of its edge data."""
-    return _graph_bytes(part, EDGE_BYTES, NODE_BYTES, GRAPH_SEGMENTS)
-
-
-def structure_bytes(part: PartSize) -> int:
-    """Return the bytes of the graph's structure, which stay in ``/dev/shm`` where all else is in files."""
-    return _graph_bytes(part, STRUCTURE_EDGE_BYTES, STRUCTURE_NODE_BYTES, STRUCTURE_SEGMENTS)
-
-
-def _graph_bytes(part: PartSize, edge_bytes: int, node_bytes: int, num_segments: int) -> int:
+def graph_bytes(part: PartSize, sizes: tuple[int, int, int] = GRAPH) -> int:
+    """Return the bytes of the graph's structure and of its edge data, or of its structure alone."""
+    edge_bytes, node_bytes, num_segments = sizes
     # Relations are a node type with one self-loop edge each: hence num_rows[RELATION] more edges.
     num_edges = part.num_graph_edges + part.num_rows[RELATION]
     return num_edges * edge_bytes + sum(part.num_rows.values()) * node_bytes + num_segments * SEGMENT_BYTES

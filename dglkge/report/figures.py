@@ -5,6 +5,7 @@ The map of entities is a sample of rows, projected to two dimensions by scikit-l
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -81,18 +82,12 @@ def entity_map(
     rows = [tables.gather(name, torch.from_numpy(ids)).float().numpy() for name, ids in ids_by_type.items()]
     points, explained = project(np.concatenate(rows), method)
     types: dict[str, dict[str, Sequence[Any]]] = {}
-    first = 0
-    for name, ids in ids_by_type.items():
-        type_points = points[first : first + len(ids)]
-        first += len(ids)
-        vocabulary = tables.vocabulary(name)
-        types[name] = {
-            "names": [vocabulary[id_] for id_ in ids.tolist()],
-            "degrees": entity_degrees[name][ids].tolist(),
-            "x": type_points[:, 0].round(5).tolist(),
-            "y": type_points[:, 1].round(5).tolist(),
-        }
-    return {"method": method, "explained": explained, "num_entities": first, "types": types}
+    points_by_type = np.split(points, np.cumsum(list(map(len, rows)))[:-1])
+    for (name, ids), type_points in zip(ids_by_type.items(), points_by_type):
+        vocabulary, (x, y) = tables.vocabulary(name), type_points.T.round(5).tolist()
+        names = [vocabulary[id_] for id_ in ids.tolist()]
+        types[name] = {"names": names, "degrees": entity_degrees[name][ids].tolist(), "x": x, "y": y}
+    return {"method": method, "explained": explained, "num_entities": len(points), "types": types}
 
 
 MOST_TRIPLES, FEWEST_TRIPLES = 2000, 100
@@ -107,7 +102,7 @@ OUTPUT_FIELDS = ("output", "dataset")
 """Fields that say where files are, and differ between any two runs."""
 
 Progress = Callable[[str, int, int], object]
-"""Called with what is being done, the number done and their total."""
+"""Called with what is being done, the number just done and the total."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +135,7 @@ def collect(
     choices: Choices,
     dataset: str | None = None,
     verify: bool = True,
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = lambda stage, number, total: None,
 ) -> dict[str, Any]:
     """Return all figures of runs: ``runs``, ``datasets`` and ``configuration``.
 
@@ -244,7 +239,7 @@ def run_figures(run: Run, choices: Choices, label: str, progress: Progress) -> d
     """Return the figures of one run."""
     checkpoint, described = run.checkpoint, run.inspect()
     curves = learning_curves(read_lines(records_folder(checkpoint.run_folder) / RUN_STATS_FILE))
-    result, triples = ranking(run, choices, lambda done, total: progress(f"{label}: rank", done, total))
+    result, triples = ranking(run, choices, functools.partial(progress, f"{label}: rank"))
     metrics = result.to_dict()
     entity_maps = {}
     if choices.points:
@@ -306,14 +301,7 @@ def ranking(
         places = np.random.default_rng(choices.seed).choice(len(triples), limit, replace=False)
         triples = triples[np.sort(places)]
     protocol = Protocol(split=choices.split, num_candidates=choices.num_candidates, seed=choices.seed)
-    done = 0
-
-    def count(number: int) -> None:
-        nonlocal done
-        done += number
-        progress(done, 2 * len(triples))
-
-    return run.evaluate(protocol, triples, count), triples
+    return run.evaluate(protocol, triples, lambda number: progress(number, 2 * len(triples))), triples
 
 
 def examples(run: Run, result: RankingResult, triples: np.ndarray) -> dict[str, list[dict[str, Any]]]:

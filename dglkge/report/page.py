@@ -17,14 +17,12 @@ from dglkge.evaluation.metrics import CATEGORIES, SIDES, UNSEEN
 from dglkge.inference.run import model_text
 from dglkge.report import plots
 from dglkge.report.figures import OUTPUT_FIELDS
-from dglkge.report.run_state import duration
+from dglkge.report.run_state import NONE, duration, number
 
 HERE = Path(__file__).resolve().parent
 
 MOST_TABLE_RELATIONS = 1000
 """Relations in the table, the most frequent: a page of a hundred thousand rows opens in no browser."""
-
-NONE = "–"
 
 METRIC_TITLES = {"mrr": "MRR", "mr": "MR"}
 LOWER_IS_BETTER = ("mr",)
@@ -87,17 +85,15 @@ def plots_of(
         "plot-categories": plots.by_category(runs),
         "plot-completions": plots.completion_curves(runs),
         "plot-phases": plots.phase_bars(runs),
+        **{f"plot-{measure}": plots.curves(runs, measure, title) for measure, (title, _) in CURVES.items()},
     }
-    for measure, (title, _) in CURVES.items():
-        is_log = measure == "loss" and plots.is_log_better(runs, measure)
-        figures[f"plot-{measure}"] = plots.curves(runs, measure, title, is_log)
-    for number, (data, ranked) in enumerate(zip(datasets, relations)):
-        figures[f"plot-degrees-{number}"] = plots.degree_bars(data["degrees"]["histogram"])
-        figures[f"plot-relations-{number}"] = plots.by_relation(ranked["runs"], ranked["plotted"])
+    for place, (data, ranked) in enumerate(zip(datasets, relations)):
+        figures[f"plot-degrees-{place}"] = plots.degree_bars(data["degrees"]["histogram"])
+        figures[f"plot-relations-{place}"] = plots.by_relation(ranked["runs"], ranked["plotted"])
         parts = data["partitions"]["parts"]
-        figures[f"plot-parts-{number}"] = plots.part_bars(parts) if len(parts) > 1 else {}
-    for number, run in enumerate(runs):
-        figures[f"plot-map-{number}"] = plots.map_points(run["map"]) if "map" in run else {}
+        figures[f"plot-parts-{place}"] = plots.part_bars(parts) if len(parts) > 1 else {}
+    for place, run in enumerate(runs):
+        figures[f"plot-map-{place}"] = plots.map_points(run["map"]) if "map" in run else {}
     return {id_: figure for id_, figure in figures.items() if figure}
 
 
@@ -160,10 +156,10 @@ def metric_headings(names: Sequence[str], runs: Sequence[str]) -> list[tuple[str
 def ranked(run: Entry) -> str:
     """Return how many triples were ranked."""
     ranking = run["ranking"]
-    number, split_count = ranking["num_triples"], ranking["num_triples_of_split"]
-    if number == split_count:
-        return f"all {number:,}"
-    return f"{number:,} of {split_count:,}, drawn with seed {ranking['seed']}"
+    count, split_count = ranking["num_triples"], ranking["num_triples_of_split"]
+    if count == split_count:
+        return f"all {count:,}"
+    return f"{count:,} of {split_count:,}, drawn with seed {ranking['seed']}"
 
 
 def is_news(run: Entry, split: str) -> bool:
@@ -206,13 +202,6 @@ def epoch_values(run: Entry, name: str) -> list[float]:
 def setting(value: Any) -> str:
     """Return the value of a field as text, near to YAML's."""
     return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
-
-
-def number(value: float | None, form: str = ",") -> str:
-    """Return a figure that may be missing in a format of Python's, or as bytes."""
-    if value is None:
-        return NONE
-    return human_bytes(value) if form == "bytes" else format(value, form)
 
 
 def spent(seconds: float) -> str:

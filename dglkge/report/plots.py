@@ -11,10 +11,7 @@ from typing import Any
 from dglkge.data.dataset_files import VALID, Field
 from dglkge.evaluation.metrics import CATEGORIES, SIDES, UNSEEN
 
-PALETTE = (
-    *("#3b82f6", "#e8710a", "#16a34a", "#db2777", "#8b5cf6"),
-    *("#0891b2", "#b8860b", "#64748b", "#dc2626", "#a16207"),
-)
+PALETTE = "#3b82f6 #e8710a #16a34a #db2777 #8b5cf6 #0891b2 #b8860b #64748b #dc2626 #a16207".split()
 """Contrast of at least 3 with the page's white and with its black, so one list serves both."""
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
@@ -40,7 +37,9 @@ def shown(text: str) -> str:
 
 
 def figure(traces: Sequence[Figure], height: int = HEIGHT, **layout: Any) -> Figure:
-    """Return a figure as JSON has it: ``data`` and ``layout``."""
+    """Return a figure as JSON has it: ``data`` and ``layout``; empty if there are no traces."""
+    if not traces:
+        return {}
     common = {
         "height": height,
         "margin": {"l": 56, "r": 12, "t": 12, "b": 48},
@@ -77,12 +76,7 @@ def _trace(kind: str, x: Values, y: Values, hover: str, name: str, **more: Any) 
     return {"type": kind, "x": x, "y": y, "hovertemplate": hover, "name": shown(name), **more}
 
 
-def _points(x: Values, y: Values, hover: str, name: str, **more: Any) -> Figure:
-    """Return the points of a run or of an entity type."""
-    return _trace("scatter", x, y, hover, name, **{"mode": "markers", **more})
-
-
-def curves(runs: Runs, measure: str, title: str, is_log: bool = False) -> Figure:
+def curves(runs: Runs, measure: str, title: str) -> Figure:
     """Return the plot of a learning curve of all runs that have it; empty if none has."""
     traces = []
     for number, run in enumerate(runs):
@@ -99,11 +93,9 @@ def curves(runs: Runs, measure: str, title: str, is_log: bool = False) -> Figure
                     "marker": {"size": 8 if symbol == "x" else 5, "symbol": symbol},
                 }
                 x, y = map(list, zip(*points))
-                traces.append(_points(x, y, "epoch %{x:.2f}: %{y:.4~g}", name, **style))
-    if not traces:
-        return {}
+                traces.append(_trace("scatter", x, y, "epoch %{x:.2f}: %{y:.4~g}", name, **style))
     # On a logarithmic axis there is no 0 to begin at.
-    vertical = {"type": "log"} if is_log else {"rangemode": "tozero"}
+    vertical = {"type": "log"} if measure == "loss" and is_log_better(runs) else {"rangemode": "tozero"}
     return figure(traces, xaxis=_axis("epochs", rangemode="tozero"), yaxis=_axis(title, **vertical))
 
 
@@ -116,16 +108,14 @@ def completion_curves(runs: Runs) -> Figure:
             hover = "best %{text}: precision %{y:.4f}, recall %{x:.4f}"
             x, y = ([point[name] for point in points] for name in ("recall", "precision"))
             ranks = [f"{point['rank']:,}" for point in points]
-            traces.append(_points(x, y, hover, f"{run['label']}, {split}", text=ranks, **style))
-    if not traces:
-        return {}
+            traces.append(_trace("scatter", x, y, hover, f"{run['label']}, {split}", text=ranks, **style))
     recall, precision = (_axis(title, rangemode="tozero") for title in ("recall", "precision"))
     return figure(traces, xaxis=recall, yaxis=precision)
 
 
-def is_log_better(runs: Runs, measure: str) -> bool:
-    """Return whether a curve's positive values span more than a factor of 20."""
-    points = [run["training"][measure] + run["training"][VALID].get(measure, []) for run in runs]
+def is_log_better(runs: Runs) -> bool:
+    """Return whether the positive values of losses span more than a factor of 20."""
+    points = [run["training"]["loss"] + run["training"][VALID].get("loss", []) for run in runs]
     values = [value for _, value in chain(*points) if value is not None]
     return bool(values) and min(values) > 0 and max(values) / min(values) > 20
 
@@ -162,12 +152,14 @@ def by_relation(runs: Runs, labels: Sequence[str]) -> Figure:
             "symbol": _of(SYMBOLS, number) + ("-open" if number else ""),
             "line": {"width": 2, "color": _of(PALETTE, number)},
         }
-        texts = {
+        style = {
+            "mode": "markers",
+            "marker": marker,
             "text": [shown(ordered[place]) for place in places],
             "customdata": [result["num_queries"] for result in results],
         }
         hover, mrr = "%{text}: MRR %{x:.4f}, %{customdata:,} queries", [result["mrr"] for result in results]
-        traces.append(_points(mrr, places, hover, run["label"], marker=marker, **texts))
+        traces.append(_trace("scatter", mrr, places, hover, run["label"], **style))
     return figure(
         traces,
         height=110 + ROW_HEIGHT * len(ordered),
@@ -213,7 +205,7 @@ def phase_bars(runs: Runs) -> Figure:
             shares = [value / total for value in seconds.values()]
             traces.append(_bars(list(seconds), shares, "%{x}: %{y:.1%}", number, run["label"]))
     axis = _axis("share of trainers' time", tickformat=".0%")
-    return figure(traces, barmode="group", yaxis=axis) if traces else {}
+    return figure(traces, barmode="group", yaxis=axis)
 
 
 def map_points(entities: Mapping[str, Any]) -> Figure:
@@ -226,12 +218,11 @@ def map_points(entities: Mapping[str, Any]) -> Figure:
         if len(types) == 1:
             logarithms = [math.log10(max(1, degree)) for degree in map_["degrees"]]
             ticks = list(range(math.ceil(max(logarithms, default=0)) + 1))
-            texts = {"tickvals": ticks, "ticktext": [f"{10**tick:,}" for tick in ticks]}
-            bar = _axis("degree", thickness=12, **texts)
+            bar = _axis("degree", thickness=12, tickvals=ticks, ticktext=[f"{10**tick:,}" for tick in ticks])
             marker |= {"color": logarithms, "colorscale": "Viridis", "colorbar": bar}
-        texts = {"text": [shown(entity) for entity in map_["names"]], "customdata": map_["degrees"]}
-        hover = "%{text}<br>degree %{customdata:,}"
-        traces.append(_points(map_["x"], map_["y"], hover, name, marker=marker, **texts))
+        style = {"mode": "markers", "marker": marker, "customdata": map_["degrees"]}
+        hover, texts = "%{text}<br>degree %{customdata:,}", [shown(entity) for entity in map_["names"]]
+        traces.append(_trace("scatter", map_["x"], map_["y"], hover, name, text=texts, **style))
     titles = [f"component {i + 1} ({share:.1%})" for i, share in enumerate(entities["explained"])] or ["", ""]
     x, y = (_axis(title, zeroline=False, showticklabels=bool(title)) for title in titles)
     return figure(

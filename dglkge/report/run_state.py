@@ -21,6 +21,7 @@ import numpy as np
 from dglkge.checkpoint import layout
 from dglkge.checkpoint.layout import Progress
 from dglkge.data.dataset_files import TEST, VALID
+from dglkge.distributed.jobs import human_bytes
 from dglkge.distributed.world import parse_line
 from dglkge.errors import InputError
 from dglkge.launch.console import LAUNCHER_LOG, is_noise
@@ -80,10 +81,9 @@ def learning_curves(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for line in ends:
         phases.update(line.get("phase_seconds", {}))
     return {
-        "loss": thinned(points, [line["loss"] for line in batches]),
-        "edges_per_second": thinned(points, [line["edges_per_second"] for line in batches]),
+        **{name: thinned(points, [line[name] for line in batches]) for name in ("loss", "edges_per_second")},
         VALID: {
-            name: thinned(sorted(values), [values[epoch] for epoch in sorted(values)])
+            name: thinned(*zip(*sorted(values.items())))
             for name, values in valid.items()
             if name != "num_queries"
         },
@@ -133,6 +133,16 @@ def duration(seconds: float) -> str:
         if whole_seconds >= size:
             return f"{whole_seconds // size} {large} {whole_seconds % size // unit} {small}"
     return f"{seconds:.3g} s"
+
+
+NONE = "–"
+
+
+def number(value: float | None, form: str = ",") -> str:
+    """Return a figure that may be missing in a format of Python's, or as bytes."""
+    if value is None:
+        return NONE
+    return human_bytes(value) if form == "bytes" else format(value, form)
 
 
 def thinned(points: Sequence[float], values: Sequence[float]) -> list[list[float]]:

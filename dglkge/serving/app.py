@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -396,28 +395,21 @@ class ModelCalls:
 
     def __init__(self, threads: int) -> None:
         self._pool = ThreadPoolExecutor(1, "model", torch.set_num_threads, (threads,))
-        self._running = threading.Lock()
-        self._waiting = 0
+        self._calls: set[Future[Any]] = set()
 
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Run a function in the thread; BusyError if :data:`MAX_WAITING` calls wait already."""
-        if self._waiting >= MAX_WAITING:
+        """Run a function in the thread; BusyError if :data:`MAX_WAITING` calls wait or run already."""
+        if len(self._calls) >= MAX_WAITING:
             raise BusyError
-        self._waiting += 1
-        try:
-            call = functools.partial(self._call, function, *arguments)
-            return await asyncio.get_running_loop().run_in_executor(self._pool, call)
-        finally:
-            self._waiting -= 1
-
-    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        with self._running:
-            return function(*arguments)
+        call = self._pool.submit(function, *arguments)
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        return await asyncio.wrap_future(call)
 
     def close(self) -> bool:
         """Drop waiting calls; return whether one still runs: the interpreter would wait for it."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-        return self._running.locked()
+        return any(call.running() for call in self._calls.copy())
 
 
 def create_app(explorer: Explorer, calls: ModelCalls, hosts: HostNames, token: str | None = None) -> Guard:
@@ -427,10 +419,8 @@ def create_app(explorer: Explorer, calls: ModelCalls, hosts: HostNames, token: s
     plain functions, which FastAPI runs in its own threads; none blocks the event loop.
     """
     # No pages of documentation: FastAPI's load their scripts from other sites.
-    app = FastAPI(
-        title="dglkge serve", version=__version__, description=DESCRIPTION, docs_url=None, redoc_url=None
-    )
-    _add_error_handlers(app)
+    about: dict[str, Any] = {"title": "dglkge serve", "version": __version__, "description": DESCRIPTION}
+    app = FastAPI(**about, docs_url=None, redoc_url=None, exception_handlers=_error_handlers())
     for path, (name, media_type) in PAGE_FILES.items():
         app.get(path, include_in_schema=False)(_page((PAGE_FOLDER / name).read_bytes(), media_type))
 
@@ -501,8 +491,8 @@ def _page(content: bytes, media_type: str) -> Callable[[], Response]:
     return lambda: Response(content, media_type=media_type)
 
 
-def _add_error_handlers(app: FastAPI) -> None:
-    """Make JSON with one line of text of every error."""
+def _error_handlers() -> dict[Any, Any]:
+    """Return what makes JSON with one line of text of every error."""
 
     def refuse(status: int, text: str, headers: dict[str, str] | None = None) -> JSONResponse:
         return JSONResponse({"error": " ".join(text.split())}, status, headers)
@@ -521,11 +511,11 @@ def _add_error_handlers(app: FastAPI) -> None:
     def no_such_path(request: Request, _error: Exception) -> Response:
         if "text/html" in request.headers.get("accept", ""):  # a person's browser
             return Response(NO_SUCH_PAGE, 404, media_type="text/html")
-        known = ", ".join(sorted(app.openapi()["paths"]))
+        known = ", ".join(sorted(request.app.openapi()["paths"]))
         return refuse(404, f"there is no {_shortened(request.url.path)}; there are {known}")
 
     busy = f"more than {MAX_WAITING} requests wait for the model; try again later"
-    handlers: dict[Any, Any] = {
+    return {
         InputError: lambda _, error: refuse(400, str(error)),
         UnknownEntityError: lambda _, error: refuse(404, str(error)),
         BusyError: lambda *_: refuse(503, busy, {"Retry-After": "1"}),
@@ -536,8 +526,6 @@ def _add_error_handlers(app: FastAPI) -> None:
         # The server logs the traceback; it is not for those who ask.
         Exception: lambda *_: refuse(500, "internal error; the server's log has the details"),
     }
-    for kind, handler in handlers.items():
-        app.add_exception_handler(kind, handler)
 
 
 def _shortened(value: Any) -> str:

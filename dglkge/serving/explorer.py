@@ -285,11 +285,10 @@ class Explorer:
 
     def _known_of(
         self, side: Side, entity_id: int, relation_ids: np.ndarray
-    ) -> list[tuple[int, np.ndarray, list[str]]]:
-        """Return (relation id, other entities, first split of each) for relations with known triples."""
+    ) -> Iterator[tuple[int, np.ndarray, list[str]]]:
+        """Yield (relation id, other entities, first split of each) for relations with known triples."""
         anchors = np.full(len(relation_ids), entity_id)
         runs = {split: known.runs(side, anchors, relation_ids) for split, known in self._known.items()}
-        relations = []
         for place in np.flatnonzero(sum(count for _, count, _ in runs.values())):
             parts = {
                 split: answers[first[place] : first[place] + count[place]].astype(np.int64)
@@ -298,8 +297,7 @@ class Explorer:
             names = [split for split, part in parts.items() for _ in part]
             # A triple of several splits counts once, for the first of them.
             other_ids, places = np.unique(np.concatenate(list(parts.values())), return_index=True)
-            relations.append((int(relation_ids[place]), other_ids, [names[first] for first in places]))
-        return relations
+            yield int(relation_ids[place]), other_ids, [names[first] for first in places]
 
     def predict(
         self,

@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from dglkge.errors import InputError
+from dglkge.errors import InputError, os_errors
 from dglkge.launch.remote.protocol import read_private
 from dglkge.launch.stop_signals import signals_recorded
 
@@ -53,9 +53,8 @@ SECURITY_HEADERS = {
     "cache-control": "no-store",
 }
 
-REFUSAL_HEADERS = {401: {"www-authenticate": "Bearer"}}
-# The rest of the body is not read.
-REFUSAL_HEADERS |= dict.fromkeys((408, 413), {"connection": "close"})
+# After 408 and 413 the rest of the body is not read.
+REFUSAL_HEADERS = {401: {"www-authenticate": "Bearer"}, **dict.fromkeys((408, 413), {"connection": "close"})}
 
 
 class HeaderDeadline(H11Protocol):
@@ -84,12 +83,9 @@ class HeaderDeadline(H11Protocol):
 
 def listening_socket(host: str, port: int) -> socket.socket:
     """Bind a TCP socket; port 0 takes a free one."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except (OSError, UnicodeError) as error:
-        raise InputError(f"--host {host!r} has no address: {error}") from None
+    kind: dict[str, int] = {"type": socket.SOCK_STREAM, "flags": socket.AI_PASSIVE}
+    with os_errors(InputError, f"--host {host!r} has no address", UnicodeError):
+        family, _, _, _, address = socket.getaddrinfo(host, port, **kind)[0]
     # With the protocol named, asyncio sends small answers at once (TCP_NODELAY); else each waits 40 ms.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
@@ -215,7 +211,7 @@ class Guard:
             refusal = JSONResponse({"error": problem}, status, REFUSAL_HEADERS.get(status))
             await refusal(scope, receive, send_with_headers)
             return
-        is_sent = False
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def client_leaves() -> Message:
             while (message := await receive())["type"] != "http.disconnect":
@@ -225,11 +221,7 @@ class Guard:
         leaving = asyncio.ensure_future(client_leaves())
 
         async def receive_body() -> Message:
-            nonlocal is_sent
-            if is_sent:
-                return await asyncio.shield(leaving)
-            is_sent = True
-            return {"type": "http.request", "body": body, "more_body": False}
+            return messages.pop() if messages else await asyncio.shield(leaving)
 
         answer = asyncio.ensure_future(self._app(scope, receive_body, send_with_headers))
         try:

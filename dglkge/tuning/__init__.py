@@ -1,3 +1,1 @@
 """Search for settings: trials on subgraphs and few epochs first, the best on the whole graph."""
-
-from __future__ import annotations

@@ -209,16 +209,18 @@ class Search:
         JobError
             If all trials of a rung fail, or the first ones of the search.
         """
-        promoted: list[Any] | None = None
+        promoted: list[Any] = []
         for index, rung in enumerate(self._rungs):
             study = self._studies[index]
-            sources = [None] * rung.num_trials if promoted is None else promoted[: rung.num_trials]
-            done = sum(trial.state.is_finished() for trial in study.trials) if promoted is None else 0
+            enqueued = {trial.user_attrs.get(SOURCE) for trial in study.trials}
+            for source in promoted[: rung.num_trials]:
+                if source.number not in enqueued:
+                    study.enqueue_trial(source.params, user_attrs={SOURCE: source.number})
+            num_trials = min(rung.num_trials, len(promoted)) if index else rung.num_trials
+            done = sum(trial.state.is_finished() for trial in study.trials)
             progress(done)
-            for source in sources[done:]:
-                trial = self._next(study, source)
-                if not trial.state.is_finished():
-                    self._run(index, rung, trial, run_trial)
+            for _ in range(num_trials - done):
+                self._run(index, rung, self._next(study), run_trial)
                 progress(1)
             promoted = self._best_first(index)
             if not promoted:
@@ -233,7 +235,7 @@ class Search:
         """
         records = []
         for index, (rung, study) in enumerate(zip(self._rungs, self._studies)):
-            for trial in study.trials:
+            for trial in (trial for trial in study.trials if trial.state.name != "WAITING"):
                 source, seconds, reason = map(trial.user_attrs.get, (SOURCE, SECONDS, REASON))
                 state = {"COMPLETE": "complete", "FAIL": "failed"}.get(trial.state.name, "unfinished")
                 value = trial.value if state == "complete" else None
@@ -244,19 +246,11 @@ class Search:
                 records.append({**place, **result, **cost, "values": dict(trial.params), "reason": reason})
         return records
 
-    def _next(self, study: Any, source: Any) -> Any:
-        """Return the trial to run: an unfinished one, or one with new or a promoted trial's settings."""
-        if source is None:
-            unfinished = [trial for trial in study.trials if trial.state.name == "RUNNING"]
-            return unfinished[0] if unfinished else self._ask(study)
-        mine = [t for t in study.trials if t.user_attrs.get(SOURCE) == source.number]
-        if not mine:
-            study.enqueue_trial(source.params, user_attrs={SOURCE: source.number})
-        # One that was enqueued before an interruption waits still: asking takes it first.
-        is_enqueued = not mine or mine[0].state.name == "WAITING"
-        return self._ask(study) if is_enqueued else mine[0]
-
-    def _ask(self, study: Any) -> Any:
+    def _next(self, study: Any) -> Any:
+        """Return the trial to run: an unfinished one, the next that is enqueued, or one of new settings."""
+        unfinished = [trial for trial in study.trials if trial.state.name == "RUNNING"]
+        if unfinished:
+            return unfinished[0]
         # A sampler for each trial, seeded by its number: an interrupted search samples what it would have.
         seed = np.random.SeedSequence([self._seed, len(study.trials)]).generate_state(1)[0]
         study.sampler = self._optuna.samplers.TPESampler(seed=int(seed))

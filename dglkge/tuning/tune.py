@@ -262,19 +262,16 @@ class Cores:
         triples. If they are few, some of its training triples are held out as well, drawn by the seed. If
         nothing is left to rank, InputError.
         """
-        kept = np.flatnonzero(self.train_cores >= core)
-        train, valid = self._dataset.split(TRAIN)[kept], self._dataset.split(VALID)[self.valid_cores >= core]
-        valid = valid[np.isin(valid[:, 1], np.unique(train[:, 1]))]
-        missing = min(FEWEST_VALID - len(valid), int(MOST_HELD_OUT * len(train)))
-        weights = self._dataset.train_weights()
-        weights = None if weights is None else weights[kept]
+        train, kept = self._dataset.split(TRAIN), np.flatnonzero(self.train_cores >= core)
+        valid = self._dataset.split(VALID)[self.valid_cores >= core]
+        valid = valid[np.isin(valid[:, 1], np.unique(train[kept, 1]))]
+        missing = min(FEWEST_VALID - len(valid), int(MOST_HELD_OUT * len(kept)))
         if missing > 0:
-            held_out = np.zeros(len(train), dtype=bool)
-            held_out[np.random.default_rng(seed).choice(len(train), missing, replace=False)] = True
-            valid = np.concatenate([valid, train[held_out]])
-            train, weights = train[~held_out], None if weights is None else weights[~held_out]
+            held_out = np.zeros(len(kept), dtype=bool)
+            held_out[np.random.default_rng(seed).choice(len(kept), missing, replace=False)] = True
+            valid, kept = np.concatenate([valid, train[kept[held_out]]]), kept[~held_out]
         if not len(valid):
-            problem = f"the {core}-core of {self._dataset.path} has {len(train)} training triples"
+            problem = f"the {core}-core of {self._dataset.path} has {len(kept)} training triples"
             remedy = "search with a greater budget or fewer trials"
             raise InputError(f"{problem} and no valid ones to rank; {remedy}")
         types = None
@@ -284,12 +281,11 @@ class Cores:
             with open(types, "w", encoding="utf-8", newline="") as file:
                 for name in self._dataset.entity_types:
                     file.writelines(f"{entity}\t{name}\n" for entity in self._dataset.vocabulary(name).names)
-        frames = [self._named(train), self._named(valid)]
-        columns = ",".join(frames[0].columns)
+        frames = [self._named(train[kept]), self._named(valid)]
+        weights = self._dataset.train_weights()
         if weights is not None:
-            columns += f",{WEIGHT}"
-            frames[0][WEIGHT] = weights
-            frames[1][WEIGHT] = np.float32(1)
+            frames[0][WEIGHT], frames[1][WEIGHT] = weights[kept], np.float32(1)
+        columns = ",".join(frames[0].columns)
         name = f"{self._dataset.name}_core{core}"
         options = Options(1, "random", seed, entity_types=types, overwrite=True, name=name, progress=False)
         partition_dataframe(frames[0], folder, frames[1], columns=columns, options=options)

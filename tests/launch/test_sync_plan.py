@@ -179,7 +179,7 @@ def test_bytes_by_hand() -> None:
     graph = 11 * (8 + 8 + 8 + 4 + 1) + 1010 * (8 + 8 + 1) + 14 * PAGE
     assert shared_memory_need.graph_bytes(part) == graph
     # Source and number of an edge and the start of a node's edges stay where tables are files.
-    assert shared_memory_need.structure_bytes(part) == 11 * 16 + 1010 * 8 + 4 * PAGE
+    assert shared_memory_need.graph_bytes(part, shared_memory_need.STRUCTURE) == 11 * 16 + 1010 * 8 + 4 * PAGE
 
 
 def test_each_machine_has_its_own_figure() -> None:

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from dglkge.planning import host
-from dglkge.planning.host import HostMemory, available_memory, cores_to_use, free_memory, hierarchies
+from dglkge.planning.host import HostMemory, available_memory, control_groups, cores_to_use, free_memory
 from dglkge.planning.memory import PlannedHost, misfits
 
 MIB = 2**20
@@ -82,7 +82,7 @@ def test_quota_of_both_versions(tmp_path: Path) -> None:
         assert cores_to_use(range(cores), quota) == expected
 
 
-def test_a_container_without_a_namespace_of_its_own() -> None:
+def test_a_container_without_a_namespace_of_its_own(tmp_path: Path) -> None:
     """Its group is named from the host's root, and its mount begins at that group or anywhere else."""
     top = Path("/sys/fs/cgroup")
     for group, root, folders in (
@@ -90,11 +90,11 @@ def test_a_container_without_a_namespace_of_its_own() -> None:
         ("/docker/abc", "/elsewhere", (top,)),
         ("/docker/abc/sub", "/docker/abc", (top / "sub", top)),
     ):
-        (tree,) = hierarchies("memory", f"0::{group}", second(top, root))
-        assert tree.folders == folders
+        me = process(tmp_path, f"0::{group}", second(top, root))
+        assert [*control_groups("memory", me)] == [(2, folder) for folder in folders]
     # a process that was moved out of its own namespace's root
-    (tree,) = hierarchies("memory", "0::/../other", second(top))
-    assert tree.folders[-1] == top
+    *_, (_, last) = control_groups("memory", process(tmp_path, "0::/../other", second(top)))
+    assert last == top
 
 
 def test_no_control_groups_at_all(tmp_path: Path) -> None:
@@ -105,11 +105,13 @@ def test_no_control_groups_at_all(tmp_path: Path) -> None:
 
 
 def test_the_lower_of_the_kernels_estimate_and_the_groups_limit_counts(tmp_path, monkeypatch):
-    path = tmp_path / "meminfo"
-    path.write_text("MemTotal:  9999999 kB\nMemAvailable: 2048 kB\nHugePages_Total:   0\n")
+    names = "MemFree Buffers Cached Shmem Active Inactive".split()
+    lines = ["MemTotal: 9999999 kB", "MemAvailable: 2048 kB", *(f"{name}: 9 kB" for name in names)]
+    (tmp_path / "meminfo").write_text("\n".join(lines))
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
     for allowed, expected in ((None, 2 * MIB), (MIB, MIB), (3 * MIB, 2 * MIB), (0, 0)):
-        monkeypatch.setattr(host, "free_memory", lambda process, free=allowed: free)
-        assert available_memory(path) == expected
+        monkeypatch.setattr(host, "free_memory", lambda free=allowed: free)
+        assert available_memory() == expected
 
 
 def test_this_machine(tmp_path: Path) -> None:

@@ -18,11 +18,9 @@ from dglkge.planning import defaults
 from dglkge.planning import memory as memory_plan
 from dglkge.planning.defaults import adapted, most_trainers, num_epochs, regularizer_weight
 from dglkge.planning.epoch import ROW_PASSES, Rates, epoch_seconds, plan_ranges, propose_ranges, range_budget
-from dglkge.planning.memory import MIB, PlannedHost, ProcessBase, describe_hosts, plan_memory
+from dglkge.planning.memory import MIB, PlannedHost, describe_hosts, plan_memory
 from dglkge.typing import RELATION
 from tests.toy_kg import toy_dataset
-
-BASE = ProcessBase(trainer_bytes=1000 * MIB, server_bytes=100 * MIB, library_bytes=10 * MIB)
 
 
 def config(*settings: str) -> Config:
@@ -35,7 +33,7 @@ def one_part(num_entities: int = 100_000, num_edges: int = 1_000_000) -> Dataset
 
 
 def item(size: DatasetSize, name: str, *settings: str, num_trainers: int = 1, num_servers: int = 1) -> int:
-    (host,) = plan_memory(config(*settings), size, num_trainers, num_servers, BASE)
+    (host,) = plan_memory(config(*settings), size, num_trainers, num_servers)
     return dict(host.memory)[name]
 
 
@@ -49,7 +47,7 @@ def test_tables_and_state_are_as_large_as_arrays() -> None:
         ("sparse_adam", "2", 4),
     ):
         settings = ("model.dimension=200", f"optimizer.name={optimizer}", f"training.averaging={averaging}")
-        (host,) = plan_memory(config(*settings), size, 1, 1, BASE)
+        (host,) = plan_memory(config(*settings), size, 1, 1)
         memory = dict(host.memory)
         num_bytes = memory["tables"] + memory["optimizer state"]
         assert num_bytes == pytest.approx(copies * rows, rel=0.01)
@@ -60,19 +58,19 @@ def test_tables_and_state_are_as_large_as_arrays() -> None:
 
 
 def test_processes_are_counted_and_only_servers_need_shared_memory() -> None:
-    (alone,) = plan_memory(config(), one_part(), 1, 0, BASE)
-    (served,) = plan_memory(config(), one_part(), 3, 2, BASE)
+    (alone,) = plan_memory(config(), one_part(), 1, 0)
+    (served,) = plan_memory(config(), one_part(), 3, 2)
     memory = dict(served.memory)
     graph = "graph of DGL's servers"
     assert (alone.shared_memory_bytes, dict(alone.memory)[graph]) == (0, 0)
     assert served.shared_memory_bytes == sum(memory[name] for name in ("tables", "optimizer state", graph))
     assert dict(alone.memory)["tables"] == memory["tables"]
-    launcher = memory_plan.LAUNCHER_BYTES + memory_plan.NODE_PROGRAM_BYTES
-    assert dict(alone.memory)["interpreters and libraries"] == 1010 * MIB
-    assert memory["interpreters and libraries"] == served.base_bytes == 3210 * MIB + launcher
+    assert dict(alone.memory)["interpreters and libraries"] == (255 + 175) * MIB
+    processes = 3 * 255 + 2 * 183 + 175 + 13 + 32
+    assert memory["interpreters and libraries"] == served.base_bytes == processes * MIB
     assert served.memory_bytes == sum(memory.values())
     # Each machine of a cluster.
-    hosts = plan_memory(config(), read_dataset_size(toy_dataset(2)), 2, 1, BASE)
+    hosts = plan_memory(config(), read_dataset_size(toy_dataset(2)), 2, 1)
     assert [host.machine for host in hosts] == [0, 1]
     rows = 4 * 400 * (60 + 2 * 4)
     assert rows <= sum(dict(host.memory)["tables"] for host in hosts) <= rows + 4 * 4096
@@ -153,7 +151,7 @@ def test_tables_in_files_are_no_memory_that_must_be_free() -> None:
     """New tables are made in place, so nothing is there twice; files are mapped, also by a process alone."""
     tables = 4 * 200 * 100_000
     for num_servers in (0, 1):
-        (host,) = plan_memory(config("model.dimension=200"), one_part(), 1, num_servers, BASE)
+        (host,) = plan_memory(config("model.dimension=200"), one_part(), 1, num_servers)
         needed = host.needed_bytes(in_files=True)
         assert tables < host.file_bytes == host.needed_bytes(in_files=False) - needed
         assert needed < host.memory_bytes - host.mapped_bytes - tables
@@ -197,7 +195,7 @@ def test_queries_of_the_ranking_are_counted_and_only_when_they_are_more() -> Non
 
 def test_kept_versions_are_on_the_disk_and_every_figure_is_described() -> None:
     def planned(*settings: str) -> PlannedHost:
-        (host,) = plan_memory(config("training.num_epochs=10", *settings), one_part(), 1, 1, BASE)
+        (host,) = plan_memory(config("training.num_epochs=10", *settings), one_part(), 1, 1)
         return host
 
     version = planned().disk_bytes // 2
@@ -245,7 +243,7 @@ def test_dense_parameters_are_counted() -> None:
 
 
 def on_device(*settings: str, size: DatasetSize | None = None, num_trainers: int = 1) -> int:
-    (host,) = plan_memory(config(*settings), size or one_part(), num_trainers, 1, BASE)
+    (host,) = plan_memory(config(*settings), size or one_part(), num_trainers, 1)
     return host.device_bytes
 
 
