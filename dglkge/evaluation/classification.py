@@ -65,7 +65,7 @@ class Thresholds:
         """Return how far each score is above its relation's threshold; 0 or more means true."""
         ids, place = np.unique(relation_ids, return_inverse=True)
         values = np.array([self.by_relation.get(id_, self.shared) for id_ in ids.tolist()])
-        return scores - values[place.reshape(-1)]
+        return scores - values[place]
 
 
 def fit_thresholds(relation_ids: np.ndarray, scores: np.ndarray, labels: np.ndarray) -> Thresholds:
@@ -128,7 +128,7 @@ def roc_auc(scores: np.ndarray, labels: np.ndarray) -> float:
     """Return the area under the ROC curve; needs triples of both kinds."""
     # Ranks from 1, the mean rank for equal scores: the Mann-Whitney U statistic over its maximum.
     _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(count) - (count - 1) / 2)[place.reshape(-1)]
+    ranks = (np.cumsum(count) - (count - 1) / 2)[place]
     num_true, num_false = int(labels.sum()), int((~labels).sum())
     return float((ranks[labels].sum() - num_true * (num_true + 1) / 2) / (num_true * num_false))
 
@@ -136,8 +136,8 @@ def roc_auc(scores: np.ndarray, labels: np.ndarray) -> float:
 def average_precision(scores: np.ndarray, labels: np.ndarray) -> float:
     """Return the sum over the distinct scores, descending, of precision times the gain of recall."""
     _, place = np.unique(-scores, return_inverse=True)
-    hits = np.bincount(place.reshape(-1), weights=labels)
-    precision = np.cumsum(hits) / np.cumsum(np.bincount(place.reshape(-1)))
+    hits = np.bincount(place, weights=labels)
+    precision = np.cumsum(hits) / np.cumsum(np.bincount(place))
     return float((precision * hits).sum() / hits.sum())
 
 
