@@ -103,10 +103,11 @@ class RuleGraph:
         reached = [relations[id_].candidate_type(side) for id_, side in self._steps]
         self._reached = np.array(list(map(self._types.index, reached)), np.int64)
 
-    def neighbours(self, type_: str, ids: np.ndarray) -> Iterator[tuple[int, Step, str, int]]:
-        """Yield place of the entity, step, type and id of every neighbour of entities (n,)."""
-        for place, step, node in zip(*(column.tolist() for column in self._links(type_, ids))):
-            yield place, self._steps[step], *self._entity(node)
+    def neighbours(self, entity: Entity, most: int) -> Iterator[Path]:
+        """Yield the path to each neighbour of an entity; of more than so many, evenly spaced ones."""
+        _, *columns = self._links(entity[0], np.array([entity[1]]))
+        for step, node in evenly(np.stack(columns, 1), most).tolist():
+            yield Path((self._steps[step],), (entity, self._entity(node)))
 
     def _links(self, type_: str, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return place of the entity, number of the step and node of every neighbour of entities (n,)."""
@@ -130,16 +131,17 @@ class RuleGraph:
     def _entity(self, node: int) -> Entity:
         return self._types[node >> _ID_BITS], node & (1 << _ID_BITS) - 1
 
-    def paths(self, head: Entity, relation_id: int, tail: Entity, most: int = MAX_NEIGHBOURS) -> list[Path]:
-        """Return paths of one to three links that visit no entity twice, without the link itself.
+    def paths(self, head: int, relation_id: int, tail: int, most: int = MAX_NEIGHBOURS) -> list[Path]:
+        """Return paths between the ends of a link that visit no entity twice, of up to three others.
 
         One path for each chain of relations, shorter chains first. Paths of three links go through at most so
         many entities of a type next to the head.
         """
-        links = [self._links(type_, np.array([id_])) for type_, id_ in (head, tail)]
+        start, goal = (self.relations[relation_id].lhs, head), (self.relations[relation_id].rhs, tail)
+        links = [self._links(type_, np.array([id_])) for type_, id_ in (start, goal)]
         (_, first, near), (_, last, far) = links
         last = last ^ 1  # read towards the tail
-        ends = [self._types.index(type_) << _ID_BITS | id_ for type_, id_ in (head, tail)]
+        ends = [self._types.index(type_) << _ID_BITS | id_ for type_, id_ in (start, goal)]
         is_direct = (near == ends[1]) & (first != 2 * relation_id)
         chains = _distinct_chains([first[is_direct]], [])
         is_between = ~np.isin(near, ends)
@@ -160,7 +162,7 @@ class RuleGraph:
         columns = np.concatenate(parts, axis=1)
         chains += _distinct_chains(list(columns[:3]), list(columns[3:]))
         return [
-            Path(tuple(map(self._steps.__getitem__, steps)), (head, *map(self._entity, between), tail))
+            Path(tuple(map(self._steps.__getitem__, steps)), (start, *map(self._entity, between), goal))
             for steps, between in chains
         ]
 
@@ -199,11 +201,10 @@ class RuleGraph:
 
         They are the chains of most paths of a sample of its known triples (n, 3); most of them are measured.
         """
-        relation, chain_counts = self.relations[relation_id], Counter[tuple[Step, ...]]()
+        chain_counts = Counter[tuple[Step, ...]]()
         sample = np.random.default_rng((0, relation_id)).permutation(len(triples))[:samples]
-        for head, _, tail in triples[np.sort(sample)].tolist():
-            ends = (relation.lhs, head), relation_id, (relation.rhs, tail)
-            chain_counts.update(path.steps for path in self.paths(*ends, MINED_NEIGHBOURS))
+        for triple in triples[np.sort(sample)].tolist():
+            chain_counts.update(path.steps for path in self.paths(*triple, MINED_NEIGHBOURS))
         return best_rules([self.rule(steps, relation_id) for steps, _ in chain_counts.most_common(most)])
 
     def constants(self, side: Side, relation_id: int, anchors: np.ndarray) -> Iterator[Confidences]:
