@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
+from dglkge.evaluation.metrics import places_by_id
 from dglkge.model.kge_model import KgeModel
 from dglkge.typing import RELATION, Ids, Relation, RowSource, Side
 
@@ -98,10 +99,9 @@ def plan_queries(triples: np.ndarray, relations: Sequence[Relation], batch_size:
     """Yield batches of at most so many true answers that cover both sides of every triple (n, 3)."""
     pairs = sorted({(relation.lhs, relation.rhs) for relation in relations})
     pair_of_relation = np.array([pairs.index((relation.lhs, relation.rhs)) for relation in relations])
-    pair_of_triple = pair_of_relation[triples[:, 1]]
+    places_by_pair = places_by_id(pair_of_relation[triples[:, 1]])
     for side in Side:
-        for pair in np.unique(pair_of_triple):
-            places = np.flatnonzero(pair_of_triple == pair)
+        for pair, places in places_by_pair.items():
             # A batch has few relations: those of few rows, and of few rules.
             pairs_asked = triples[places][:, [1, side.anchor_column]]
             queries, query_of = np.unique(pairs_asked, axis=0, return_inverse=True)

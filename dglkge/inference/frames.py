@@ -350,17 +350,16 @@ class Questions(TrainedModel):
 
         Of those of a name or a time, where these are given.
         """
-        tables = self.tables
-        relations = tables.relations
+        relations, vocabulary = self.tables.relations, self.tables.vocabulary
         triples = [
-            (tables.vocabulary(relation.lhs).id(head), id_, tables.vocabulary(relation.rhs).id(tail))
+            (vocabulary(relation.lhs).id(head), id_, vocabulary(relation.rhs).id(tail))
             for id_, relation in ((id_, relations[id_]) for id_ in relations.at(name, time))
-            if head in tables.vocabulary(relation.lhs) and tail in tables.vocabulary(relation.rhs)
+            if head in vocabulary(relation.lhs) and tail in vocabulary(relation.rhs)
         ]
         if not triples:
             for name in (head, tail):
                 # Raises for a name that is unknown.
-                tables.vocabulary(self.type_of(name)).id(name)
+                vocabulary(self.type_of(name)).id(name)
             raise InputError(f"no relation joins the types of {head!r} and {tail!r}")
         return triples
 

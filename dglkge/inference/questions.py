@@ -221,12 +221,7 @@ class Asked:
         best_values = np.zeros(len(tables.vocabulary(type_)))
         low = least_score(hop.curve, LEAST_PROBABILITY)
         for row, ids, scores in self._run.likely_candidates.search(type_, hop.query, low):
-            probability = hop.curve(scores) * hop.values[row]
-            ends = np.searchsorted(row, np.arange(len(hop.ids) + 1)).tolist()
-            for pairs in map(slice, ends, ends[1:]):
-                # The pairs of a query are a slice, and each of its candidates is there once.
-                places = ids[pairs]
-                best_values[places] = np.maximum(best_values[places], probability[pairs])
+            np.maximum.at(best_values, ids, hop.curve(scores) * hop.values[row])
         index, answers = hop.known
         np.maximum.at(best_values, answers, hop.values[index])
         return best_values

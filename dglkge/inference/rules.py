@@ -109,7 +109,7 @@ class RuleGraph:
         for step, node in evenly(np.stack(columns, 1), most).tolist():
             yield Path((self._steps[step],), (entity, self._entity(node)))
 
-    def _links(self, type_: str, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _links(self, type_: str, ids: np.ndarray) -> list[np.ndarray]:
         """Return place of the entity, number of the step and node of every neighbour of entities (n,)."""
         parts = []
         for side in _READ:
@@ -120,13 +120,11 @@ class RuleGraph:
             places, which = np.divmod(queries, max(len(relations), 1))
             steps = 2 * relations[which] + _READ.index(side)
             parts.append((places, steps, self._reached[steps] << _ID_BITS | neighbours))
-        places, steps, nodes = (np.concatenate(columns) for columns in zip(*parts))
-        return places, steps, nodes
+        return [np.concatenate(columns) for columns in zip(*parts)]
 
     def _anchored(self, type_: str, side: Side) -> np.ndarray:
         """Return the relations (n,) whose links lead from a type to their ends on a side."""
-        types = [relation.anchor_type(side) for relation in self.relations]
-        return np.flatnonzero([type_ == other for other in types])
+        return np.flatnonzero([relation.anchor_type(side) == type_ for relation in self.relations])
 
     def _entity(self, node: int) -> Entity:
         return self._types[node >> _ID_BITS], node & (1 << _ID_BITS) - 1
@@ -138,7 +136,7 @@ class RuleGraph:
         many entities of a type next to the head.
         """
         start, goal = (self.relations[relation_id].lhs, head), (self.relations[relation_id].rhs, tail)
-        links = [self._links(type_, np.array([id_])) for type_, id_ in (start, goal)]
+        links = (self._links(type_, np.array([id_])) for type_, id_ in (start, goal))
         (_, first, near), (_, last, far) = links
         last = last ^ 1  # read towards the tail
         ends = [self._types.index(type_) << _ID_BITS | id_ for type_, id_ in (start, goal)]
