@@ -238,20 +238,18 @@ class RankingResult:
             joined: np.ndarray = np.concatenate(list(arrays))[order]
             return joined
 
-        counts: dict[str, Any] = {
+        fields: dict[str, Any] = {
             name: {side: join(getattr(result, name)[side] for result in results) for side in Side}
             for name in ("num_negatives", "num_greater", "num_equal")
         }
-        return replace(
-            results[0], relation_ids=join(result.relation_ids for result in results), loss=None, **counts
-        )
+        fields["relation_ids"] = join(result.relation_ids for result in results)
+        return replace(results[0], loss=None, **fields)
 
     @cached_property
     def ranks(self) -> dict[Side, np.ndarray]:
         """Rank of each triple's true head and of its true tail, (n,) float64 each."""
-        return {
-            side: ranks(self.num_greater[side], self.num_equal[side], self.protocol.ties) for side in Side
-        }
+        greater, equal, ties = self.num_greater, self.num_equal, self.protocol.ties
+        return {side: ranks(greater[side], equal[side], ties) for side in Side}
 
     @property
     def both(self) -> RankingMetrics:
@@ -418,9 +416,8 @@ def _aligned(lines: list[tuple[str, RankingMetrics]]) -> list[str]:
     names = list(lines[0][1].to_dict())
     cells = [["", *names]]
     for label, metrics in lines:
-        cells.append(
-            [label, *(f"{value:.{DECIMALS.get(name, 4)}f}" for name, value in metrics.to_dict().items())]
-        )
+        figures = (f"{value:.{DECIMALS.get(name, 4)}f}" for name, value in metrics.to_dict().items())
+        cells.append([label, *figures])
     widths = [max(map(len, column)) for column in zip(*cells)]
     return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in cells]
 

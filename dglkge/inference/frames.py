@@ -231,8 +231,7 @@ class Questions(TrainedModel):
         """Add the probabilities of all answers."""
         answers = [answer for group in groups for answer in group["answers"]]
         missing = np.array([group["missing"] for group in groups for _ in group["answers"]], object)
-        labels = self.tables.relations.labels
-        ids = np.array([labels.id(answer[RELATION_COLUMN]) for answer in answers], np.int64)
+        ids = self.tables.relations.labels.ids(answer[RELATION_COLUMN] for answer in answers)
         scores = np.array([answer["score"] for answer in answers], np.float64)
         head, tail = (calibration.probabilities(scores, ids, side) for side in Side)
         # The score of a relation is the mean of both sides.

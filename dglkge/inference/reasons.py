@@ -135,7 +135,7 @@ class Explainer:
         (direction,) = self._slopes(side, np.array([link]), row)[1].double()
         groups: dict[tuple[Side, str], list[Link]] = {}
         for path in self._graph.neighbours((type_, end_id), MAX_TRIPLES):
-            (other_type, _), ((_, other_side),), (triple,) = path.entities[1], path.steps, path.links()
+            (triple,), (_, other_side), (other_type, _) = path.links(), path.steps[0], path.entities[1]
             if triple != link:
                 groups.setdefault((other_side.other, other_type), []).append(triple)
         if not groups:
@@ -155,10 +155,8 @@ class Explainer:
         """Return queries of triples (n, 3), slopes (n, D) of their scores in the answer's row, the scores."""
         relation_ids, model = np.ascontiguousarray(triples[:, 1]), self._run.model
         anchor_type = self._graph.relations[relation_ids[0]].anchor_type(side)
-        anchors, relations = (
-            self._rows(anchor_type, triples[:, side.anchor_column]),
-            self._rows(RELATION, relation_ids),
-        )
+        anchors = self._rows(anchor_type, triples[:, side.anchor_column])
+        relations = self._rows(RELATION, relation_ids)
         with torch.no_grad():
             query = model.query(anchors, relations, side, torch.from_numpy(relation_ids))
         answers = row.expand(len(query), -1).clone().requires_grad_()

@@ -158,11 +158,9 @@ class TrainedModel:
 
     def known_triples(self, also_known: Arrays = (), splits: tuple[str, ...] = SPLITS) -> KnownTriples:
         """Return an index of the triples of splits, added entities and others; built once without others."""
-        if also_known:
-            return self.dataset.known_triples(splits, [*self._added, *also_known])
-        if splits not in self._known_of_splits:
-            self._known_of_splits[splits] = self.dataset.known_triples(splits, self._added)
-        return self._known_of_splits[splits]
+        # Nothing is read or built yet: an index is at its first query.
+        known = self.dataset.known_triples(splits, [*self._added, *also_known])
+        return known if also_known else self._known_of_splits.setdefault(splits, known)
 
     @cached_property
     def _known_by_split(self) -> dict[str, KnownTriples]:
