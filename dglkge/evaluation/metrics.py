@@ -408,18 +408,13 @@ def format_table(result: RankingResult, per_relation: bool = False, by: Collecti
         lines.append((label, by_side["both"]))
         if "side" in by:
             lines += [(f"  {label}, {sides}", by_side[sides]) for sides in SIDES[1:]]
-    return "\n".join([result.protocol.describe(), *_aligned(lines)])
-
-
-def _aligned(lines: list[tuple[str, RankingMetrics]]) -> list[str]:
-    """Return a header and one text line for each labelled set of metrics."""
-    names = list(lines[0][1].to_dict())
-    cells = [["", *names]]
+    cells = [["", *lines[0][1].to_dict()]]
     for label, metrics in lines:
         figures = (f"{value:.{DECIMALS.get(name, 4)}f}" for name, value in metrics.to_dict().items())
         cells.append([label, *figures])
     widths = [max(map(len, column)) for column in zip(*cells)]
-    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in cells]
+    rows = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in cells]
+    return "\n".join([result.protocol.describe(), *rows])
 
 
 MANY_FROM = 1.5
