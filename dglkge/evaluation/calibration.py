@@ -317,9 +317,8 @@ class Calibration:
     def probabilities(self, scores: np.ndarray, relation_ids: np.ndarray, side: Side) -> np.ndarray:
         """Return the probability (n,) of each score as an answer of one side, float64."""
         probabilities = self.curve(scores)
-        for id_ in np.unique(relation_ids).tolist():
+        for id_, places in places_by_id(relation_ids).items():
             if (id_, side) in self.by_relation:
-                places = relation_ids == id_
                 probabilities[places] = self.by_relation[id_, side](scores[places])
         return probabilities
 

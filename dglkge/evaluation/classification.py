@@ -257,26 +257,19 @@ def draw_corruptions(
         excluded = np.union1d(answers[ends[place] : ends[place + 1]], true_id)
         pool = None if pools is None else pools.get((relation_id, side))
         if pool is not None:
-            here = np.flatnonzero(np.isin(pool, excluded, assume_unique=True))
-            if (numbers := _draw(bits[place], len(pool), here)) is not None:
-                drawn[place] = pool[numbers]
+            allowed = pool[np.isin(pool, excluded, assume_unique=True, invert=True)]
+            if len(allowed):
+                drawn[place] = allowed[in_range(bits[place], len(allowed))]
                 continue
         type_ = dataset.relations[relation_id].candidate_type(side)
-        numbers = _draw(bits[place], dataset.num_entities(type_), excluded)
-        if numbers is not None:
-            drawn[place] = numbers
+        num_allowed = dataset.num_entities(type_) - len(excluded)
+        if num_allowed > 0:
+            # Number u of those left is u plus the excluded numbers below it: the j-th excluded one has
+            # excluded[j] - j numbers left before it.
+            numbers = in_range(bits[place], num_allowed)
+            num_below = np.searchsorted(excluded - np.arange(len(excluded)), numbers, side="right")
+            drawn[place] = numbers + num_below
     source, column = np.nonzero(drawn >= 0)
     false = triples[source]
     false[:, side.column] = drawn[source, column]
     return false
-
-
-def _draw(bits: np.ndarray, size: int, excluded: np.ndarray) -> np.ndarray | None:
-    """Map random bits to numbers in [0, size) without the excluded ones (ascending); None if none is left."""
-    num_allowed = size - len(excluded)
-    if num_allowed <= 0:
-        return None
-    numbers = in_range(bits, num_allowed)
-    # Number u of those left is u plus the excluded numbers below it: the j-th excluded one has
-    # excluded[j] - j numbers left before it.
-    return numbers + np.searchsorted(excluded - np.arange(len(excluded)), numbers, side="right")

@@ -119,8 +119,8 @@ class RankingEvaluator:
         if self.protocol.given != (candidates is not None):
             raise InputError("a protocol with given candidates needs those of each triple, and no other does")
         triples = np.ascontiguousarray(triples, dtype=np.int64)
-        used = [self.relations[id_] for id_ in np.unique(triples[:, 1])]
-        types = sorted({relation.candidate_type(side) for relation in used for side in Side})
+        used = np.unique(triples[:, 1]).tolist()
+        types = sorted({self.relations[id_].candidate_type(side) for id_ in used for side in Side})
         num_entities, num_groups = _count_entities(types, shards, reduce, turn)
         counts = np.zeros((3, len(SIDES), len(triples)), np.int64)
         ranked = self._ranked(shards)
