@@ -228,9 +228,9 @@ def _queries(model: KgeModel, batch: QueryBatch, rows: RowSource, device: torch.
     # Blocks: a relation's row may be a matrix, and there is one for each query.
     step = max(1, RELATION_NUMBERS // model.relation_width)
     # Float64 here decides every comparison; the float32 copy of the query only preselects.
+    parts = zip(*(column.split(step) for column in (anchors, relation_of, keys)))
     blocks = [
-        model.query(anchors[block].double(), relations[relation_of[block]].double(), batch.side, keys[block])
-        for block in (slice(first, first + step) for first in range(0, len(anchors), step))
+        model.query(part.double(), relations[row].double(), batch.side, ids) for part, row, ids in parts
     ]
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
