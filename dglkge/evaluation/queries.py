@@ -229,9 +229,7 @@ def _queries(model: KgeModel, batch: QueryBatch, rows: RowSource, device: torch.
     step = max(1, RELATION_NUMBERS // model.relation_width)
     # Float64 here decides every comparison; the float32 copy of the query only preselects.
     parts = zip(*(column.split(step) for column in (anchors, relation_of, keys)))
-    blocks = [
-        model.query(part.double(), relations[row].double(), batch.side, ids) for part, row, ids in parts
-    ]
+    blocks = [model.query(part.double(), relations[at].double(), batch.side, ids) for part, at, ids in parts]
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
 

@@ -126,7 +126,7 @@ class Explainer:
         return {**fields, "path": [self._run.named_triple(*triple) for triple in links]}
 
     def _rows(self, table: str, ids: np.ndarray) -> Tensor:
-        return self._run.tables.gather(table, torch.from_numpy(np.asarray(ids, np.int64))).float()
+        return self._run.tables.gather(table, torch.from_numpy(np.ascontiguousarray(ids, np.int64))).float()
 
     def influences(self, link: Link, side: Side) -> tuple[np.ndarray, np.ndarray]:
         """Return the training triples (n, 3) of the end on a side, and their influences (n,)."""
