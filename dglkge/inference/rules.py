@@ -237,10 +237,9 @@ class RuleGraph:
                 x, place = x[features[place] == d], place[features[place] == d]
                 example, within = _spread(count[x])
                 start = x[example]
-                codes = np.sort(place[example] * size + conclusions[ends[start] - count[start] + within])
-                first = np.flatnonzero(np.diff(codes, prepend=-1))
-                support = np.diff(first, append=len(codes))
-                feature, answer = np.divmod(codes[first], size)
+                codes = place[example] * size + conclusions[ends[start] - count[start] + within]
+                distinct, support = np.unique(codes, return_counts=True)
+                feature, answer = np.divmod(distinct, size)
                 _, examples = known.runs(side_of_body.other, features, np.full(len(features), body))[:2]
                 confidence = support * scale / (examples[feature] + PESSIMISM)
                 is_kept = (support >= MIN_SUPPORT) & (confidence >= MIN_CONFIDENCE)
