@@ -340,7 +340,9 @@ class Calibration:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             fields = {name: content[name] for name in cls.__dataclass_fields__}
-            curve = {name: np.array(numbers, np.float64)[()] for name, numbers in fields["curve"].items()}
+            curve: dict[str, Any] = {
+                name: np.array(numbers, np.float64)[()] for name, numbers in fields["curve"].items()
+            }
             fields |= {name: _from_rows(fields[name]) for name in CURVES}
             return cls(**{**fields, "curve": METHODS[fields["method"]](**curve)})
         except FileNotFoundError:
