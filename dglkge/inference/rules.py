@@ -201,8 +201,9 @@ class RuleGraph:
         """
         chain_counts = Counter[tuple[Step, ...]]()
         sample = np.random.default_rng((0, relation_id)).permutation(len(triples))[:samples]
-        for triple in triples[np.sort(sample)].tolist():
-            chain_counts.update(path.steps for path in self.paths(*triple, most=MINED_NEIGHBOURS))
+        for head, _, tail in triples[np.sort(sample)].tolist():
+            paths = self.paths(head, relation_id, tail, MINED_NEIGHBOURS)
+            chain_counts.update(path.steps for path in paths)
         return best_rules([self.rule(steps, relation_id) for steps, _ in chain_counts.most_common(most)])
 
     def constants(self, side: Side, relation_id: int, anchors: np.ndarray) -> Iterator[Confidences]:
