@@ -25,7 +25,7 @@ import dglkge
 from dglkge.data.dataset_files import SPLITS, TEST, TRAIN
 from dglkge.errors import DglkgeError, exit_status_of
 from dglkge.evaluation.metrics import Protocol
-from dglkge.inference.reasons import Explainer, Link
+from dglkge.inference.reasons import Explainer
 from dglkge.inference.run import Run
 from dglkge.typing import Side
 from inductive import ROLES, read_split, resolve
@@ -68,10 +68,8 @@ def removals(run: Run, links: np.ndarray, num: int, seed: int) -> dict[str, list
     """Return the training triples to remove, by kind."""
     explainer, draw = Explainer(run), np.random.default_rng(seed)
     parts: dict[str, list[np.ndarray]] = {kind: [] for kind in KINDS}
-    for head, relation_id, tail in links.tolist():
-        relation = run.tables.relations[relation_id]
-        link = Link((relation.lhs, head), relation_id, (relation.rhs, tail))
-        sides = [explainer.influences(link, side) for side in Side]
+    for link in links.tolist():
+        sides = [explainer.influences(tuple(link), side) for side in Side]
         triples, influences = (np.concatenate(columns) for columns in zip(*sides))
         order = np.argsort(influences)
         parts["strongest"].append(triples[order[-num:]])

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from dglkge.errors import InputError
+from dglkge.evaluation.metrics import places_by_id
 from dglkge.typing import Side
 
 MAX_NEWTON_STEPS = 100
@@ -148,27 +149,21 @@ class Isotonic:
         """Fit the least squares curve by pooling adjacent violators (Best and Chakravarti 1990)."""
         # Equal scores are one point: they must have one probability.
         distinct, place = np.unique(scores, return_inverse=True)
-        place = place.reshape(-1)
         total = np.bincount(place, weights=weights)
         mean = np.bincount(place, weights=weights * labels) / total
-        values: list[float] = []
-        block_weights: list[float] = []
-        starts: list[int] = []
+        blocks: list[tuple[int, float, float]] = []  # first point, value and weight
         for start, (value, weight) in enumerate(zip(mean.tolist(), total.tolist())):
             # A block that is not above its left neighbour is pooled with it, and again with the next.
-            while values and values[-1] >= value:
-                lower, lower_weight = values.pop(), block_weights.pop()
-                start = starts.pop()
+            while blocks and blocks[-1][1] >= value:
+                start, lower, lower_weight = blocks.pop()
                 value = (lower * lower_weight + value * weight) / (lower_weight + weight)
                 weight += lower_weight
-            values.append(value)
-            block_weights.append(weight)
-            starts.append(start)
-        ends = [*(start - 1 for start in starts[1:]), len(distinct) - 1]
+            blocks.append((start, value, weight))
+        starts, values, _ = map(np.array, zip(*blocks))
         # The two ends of each block; one corner where they are the same.
-        corners = np.unique(np.stack([starts, ends], axis=1).reshape(-1))
+        corners = np.unique([starts, np.append(starts[1:], len(distinct)) - 1])
         block = np.searchsorted(starts, corners, side="right") - 1
-        return cls(distinct[corners], np.array(values)[block])
+        return cls(distinct[corners], values[block])
 
 
 Curve = Platt | Isotonic
@@ -211,10 +206,10 @@ def fit_by_relation(
     curves : dict
         By relation id and side.
     """
-    order = np.lexsort((queries[:, 2], queries[:, 1]))
-    group = queries[order, 1] * len(Side) + queries[order, 2]
-    parts = [part for part in np.split(order, np.flatnonzero(np.diff(group)) + 1) if _has_both(labels[part])]
-    prior, (_, query) = common(scores), np.unique(queries, axis=0, return_inverse=True)
+    groups = places_by_id(queries[:, 1] * len(Side) + queries[:, 2])
+    groups = {number: places for number, places in groups.items() if _has_both(labels[places])}
+    parts, prior = list(groups.values()), common(scores)
+    _, query = np.unique(queries, axis=0, return_inverse=True)
     draws = np.random.default_rng(0)
     fold_of = draws.permutation(int(query.max()) + 1)[query.reshape(-1)] % FOLDS
 
@@ -233,10 +228,11 @@ def fit_by_relation(
     validated = [parts[place] for place in draws.permutation(len(parts))[:MOST_VALIDATED]]
     # The first of equal ones is the largest: where no fold can be left out, relations tell little.
     prior_scores = min(reversed(PRIOR_SCORES), key=loss)
-    sides, curves = list(Side), {}
-    for part in parts:
-        _, relation_id, side = queries[part[0]].tolist()
-        curves[relation_id, sides[side]] = Platt.shrunk(scores[part], labels[part], prior[part], prior_scores)
+    curves = {}
+    for number, part in groups.items():
+        relation_id, side = divmod(number, len(Side))
+        curve = Platt.shrunk(scores[part], labels[part], prior[part], prior_scores)
+        curves[relation_id, list(Side)[side]] = curve
     return prior_scores, curves
 
 
@@ -321,9 +317,8 @@ class Calibration:
     def probabilities(self, scores: np.ndarray, relation_ids: np.ndarray, side: Side) -> np.ndarray:
         """Return the probability (n,) of each score as an answer of one side, float64."""
         probabilities = self.curve(scores)
-        for id_ in np.unique(relation_ids).tolist():
+        for id_, places in places_by_id(relation_ids).items():
             if (id_, side) in self.by_relation:
-                places = relation_ids == id_
                 probabilities[places] = self.by_relation[id_, side](scores[places])
         return probabilities
 

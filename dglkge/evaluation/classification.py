@@ -65,7 +65,7 @@ class Thresholds:
         """Return how far each score is above its relation's threshold; 0 or more means true."""
         ids, place = np.unique(relation_ids, return_inverse=True)
         values = np.array([self.by_relation.get(id_, self.shared) for id_ in ids.tolist()])
-        return scores - values[place.reshape(-1)]
+        return scores - values[place]
 
 
 def fit_thresholds(relation_ids: np.ndarray, scores: np.ndarray, labels: np.ndarray) -> Thresholds:
@@ -128,7 +128,7 @@ def roc_auc(scores: np.ndarray, labels: np.ndarray) -> float:
     """Return the area under the ROC curve; needs triples of both kinds."""
     # Ranks from 1, the mean rank for equal scores: the Mann-Whitney U statistic over its maximum.
     _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(count) - (count - 1) / 2)[place.reshape(-1)]
+    ranks = (np.cumsum(count) - (count - 1) / 2)[place]
     num_true, num_false = int(labels.sum()), int((~labels).sum())
     return float((ranks[labels].sum() - num_true * (num_true + 1) / 2) / (num_true * num_false))
 
@@ -136,8 +136,8 @@ def roc_auc(scores: np.ndarray, labels: np.ndarray) -> float:
 def average_precision(scores: np.ndarray, labels: np.ndarray) -> float:
     """Return the sum over the distinct scores, descending, of precision times the gain of recall."""
     _, place = np.unique(-scores, return_inverse=True)
-    hits = np.bincount(place.reshape(-1), weights=labels)
-    precision = np.cumsum(hits) / np.cumsum(np.bincount(place.reshape(-1)))
+    hits = np.bincount(place, weights=labels)
+    precision = np.cumsum(hits) / np.cumsum(np.bincount(place))
     return float((precision * hits).sum() / hits.sum())
 
 
@@ -257,26 +257,19 @@ def draw_corruptions(
         excluded = np.union1d(answers[ends[place] : ends[place + 1]], true_id)
         pool = None if pools is None else pools.get((relation_id, side))
         if pool is not None:
-            here = np.flatnonzero(np.isin(pool, excluded, assume_unique=True))
-            if (numbers := _draw(bits[place], len(pool), here)) is not None:
-                drawn[place] = pool[numbers]
+            allowed = pool[np.isin(pool, excluded, assume_unique=True, invert=True)]
+            if len(allowed):
+                drawn[place] = allowed[in_range(bits[place], len(allowed))]
                 continue
         type_ = dataset.relations[relation_id].candidate_type(side)
-        numbers = _draw(bits[place], dataset.num_entities(type_), excluded)
-        if numbers is not None:
-            drawn[place] = numbers
+        num_allowed = dataset.num_entities(type_) - len(excluded)
+        if num_allowed > 0:
+            # Number u of those left is u plus the excluded numbers below it: the j-th excluded one has
+            # excluded[j] - j numbers left before it.
+            numbers = in_range(bits[place], num_allowed)
+            num_below = np.searchsorted(excluded - np.arange(len(excluded)), numbers, side="right")
+            drawn[place] = numbers + num_below
     source, column = np.nonzero(drawn >= 0)
     false = triples[source]
     false[:, side.column] = drawn[source, column]
     return false
-
-
-def _draw(bits: np.ndarray, size: int, excluded: np.ndarray) -> np.ndarray | None:
-    """Map random bits to numbers in [0, size) without the excluded ones (ascending); None if none is left."""
-    num_allowed = size - len(excluded)
-    if num_allowed <= 0:
-        return None
-    numbers = in_range(bits, num_allowed)
-    # Number u of those left is u plus the excluded numbers below it: the j-th excluded one has
-    # excluded[j] - j numbers left before it.
-    return numbers + np.searchsorted(excluded - np.arange(len(excluded)), numbers, side="right")

@@ -119,8 +119,8 @@ class RankingEvaluator:
         if self.protocol.given != (candidates is not None):
             raise InputError("a protocol with given candidates needs those of each triple, and no other does")
         triples = np.ascontiguousarray(triples, dtype=np.int64)
-        used = [self.relations[id_] for id_ in np.unique(triples[:, 1])]
-        types = sorted({relation.candidate_type(side) for relation in used for side in Side})
+        used = np.unique(triples[:, 1]).tolist()
+        types = sorted({self.relations[id_].candidate_type(side) for id_ in used for side in Side})
         num_entities, num_groups = _count_entities(types, shards, reduce, turn)
         counts = np.zeros((3, len(SIDES), len(triples)), np.int64)
         ranked = self._ranked(shards)
@@ -154,8 +154,8 @@ class RankingEvaluator:
         shards: Iterable[ranking.RankedShard],
         num_entities: int,
         candidates: torch.Tensor | None,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the numbers of negatives, and of greater and equal rows of these shards, (K,) each."""
+    ) -> np.ndarray:
+        """Return the numbers of negatives, and of greater and equal rows of these shards, (3, K)."""
         if candidates is None:
             excluded = queries.added.query[queries.added.values == -torch.inf]
             num_known = torch.bincount(excluded, minlength=len(queries.query))[queries.query_of]
@@ -169,10 +169,8 @@ class RankingEvaluator:
             negatives = competes.sum(1)
             operands = (candidates, competes)
             counted = [ranking.rank_against_candidates(model, queries, shard, *operands) for shard in shards]
-        zero = torch.zeros_like(negatives)
-        greater = sum((greater for greater, _ in counted), zero)
-        equal = sum((equal for _, equal in counted), zero)
-        return negatives.cpu().numpy(), greater.cpu().numpy(), equal.cpu().numpy()
+        none = negatives.new_zeros(2, len(negatives))
+        return torch.cat([negatives[None], sum(map(torch.stack, counted), none)]).cpu().numpy()
 
     def _candidates(
         self, batch: QueryBatch, num_entities: int, candidates: np.ndarray | None

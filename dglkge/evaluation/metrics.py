@@ -238,20 +238,18 @@ class RankingResult:
             joined: np.ndarray = np.concatenate(list(arrays))[order]
             return joined
 
-        counts: dict[str, Any] = {
+        fields: dict[str, Any] = {
             name: {side: join(getattr(result, name)[side] for result in results) for side in Side}
             for name in ("num_negatives", "num_greater", "num_equal")
         }
-        return replace(
-            results[0], relation_ids=join(result.relation_ids for result in results), loss=None, **counts
-        )
+        fields["relation_ids"] = join(result.relation_ids for result in results)
+        return replace(results[0], loss=None, **fields)
 
     @cached_property
     def ranks(self) -> dict[Side, np.ndarray]:
         """Rank of each triple's true head and of its true tail, (n,) float64 each."""
-        return {
-            side: ranks(self.num_greater[side], self.num_equal[side], self.protocol.ties) for side in Side
-        }
+        greater, equal, ties = self.num_greater, self.num_equal, self.protocol.ties
+        return {side: ranks(greater[side], equal[side], ties) for side in Side}
 
     @property
     def both(self) -> RankingMetrics:
@@ -275,11 +273,12 @@ class RankingResult:
         num_negatives = np.concatenate([self.num_negatives[side][places] for side in selected_sides])
         return RankingMetrics.of(ranks, num_negatives)
 
+    def by_side(self, places: slice | np.ndarray = slice(None)) -> dict[str, RankingMetrics]:
+        """Compute the metrics of both sides, of heads and of tails over some of the triples."""
+        return {sides: self.metrics(sides, places) for sides in SIDES}
+
     def _groups(self, ids: np.ndarray, labels: Sequence[str]) -> dict[str, dict[str, RankingMetrics]]:
-        return {
-            labels[id_]: {sides: self.metrics(sides, places) for sides in SIDES}
-            for id_, places in places_by_id(ids).items()
-        }
+        return {labels[id_]: self.by_side(places) for id_, places in places_by_id(ids).items()}
 
     def per_relation(self) -> dict[str, dict[str, RankingMetrics]]:
         """Compute the metrics of each relation that occurs: label -> both, head, tail -> metrics."""
@@ -323,7 +322,7 @@ class RankingResult:
 
         require_known("way of dividing the queries", by, GROUPS)
         if by == "side":
-            groups = {"": {sides: self.metrics(sides) for sides in SIDES}}
+            groups = {"": self.by_side()}
         else:
             groups = self.per_relation() if by == "relation" else self.per_category()
         rows = [
@@ -335,17 +334,14 @@ class RankingResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return protocol and metrics, ready for JSON."""
-
-        def sides(result: RankingResult) -> dict[str, dict[str, float]]:
-            return {sides: result.metrics(sides).to_dict() for sides in SIDES}
-
         fields: dict[str, Any] = {
-            "protocol": self.protocol.to_dict(),
+            PROTOCOL: self.protocol.to_dict(),
             "num_triples": len(self.relation_ids),
-            **sides(self),
             BOTH: self.figures(),
+            "head": self.head.to_dict(),
+            "tail": self.tail.to_dict(),
             "per_relation": _as_dicts(self.per_relation()),
-            "ties": {ties: sides(self.with_ties(ties)) for ties in SHOWN_TIES},
+            "ties": _as_dicts({ties: self.with_ties(ties).by_side() for ties in SHOWN_TIES}),
         }
         if self.categories is not None:
             fields["per_category"] = _as_dicts(self.per_category())
@@ -373,7 +369,7 @@ def _as_dicts(groups: Mapping[str, Mapping[str, RankingMetrics]]) -> dict[str, d
 
 
 DECIMALS = {"mr": 1, "num_queries": 0}
-DEFAULT_DECIMALS = 4
+"""Of a table; other metrics have 4."""
 
 
 def format_table(result: RankingResult, per_relation: bool = False, by: Collection[str] = ()) -> str:
@@ -412,23 +408,13 @@ def format_table(result: RankingResult, per_relation: bool = False, by: Collecti
         lines.append((label, by_side["both"]))
         if "side" in by:
             lines += [(f"  {label}, {sides}", by_side[sides]) for sides in SIDES[1:]]
-    return "\n".join([result.protocol.describe(), *_aligned(lines)])
-
-
-def _aligned(lines: list[tuple[str, RankingMetrics]]) -> list[str]:
-    """Return a header and one text line for each labelled set of metrics."""
-    names = list(lines[0][1].to_dict())
-    cells = [["", *names]]
+    cells = [["", *lines[0][1].to_dict()]]
     for label, metrics in lines:
-        figures = [
-            f"{value:.{DECIMALS.get(name, DEFAULT_DECIMALS)}f}" for name, value in metrics.to_dict().items()
-        ]
+        figures = (f"{value:.{DECIMALS.get(name, 4)}f}" for name, value in metrics.to_dict().items())
         cells.append([label, *figures])
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))])
-        for row in cells
-    ]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    rows = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in cells]
+    return "\n".join([result.protocol.describe(), *rows])
 
 
 MANY_FROM = 1.5

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
+from dglkge.evaluation.metrics import places_by_id
 from dglkge.model.kge_model import KgeModel
 from dglkge.typing import RELATION, Ids, Relation, RowSource, Side
 
@@ -98,10 +99,9 @@ def plan_queries(triples: np.ndarray, relations: Sequence[Relation], batch_size:
     """Yield batches of at most so many true answers that cover both sides of every triple (n, 3)."""
     pairs = sorted({(relation.lhs, relation.rhs) for relation in relations})
     pair_of_relation = np.array([pairs.index((relation.lhs, relation.rhs)) for relation in relations])
-    pair_of_triple = pair_of_relation[triples[:, 1]]
+    places_by_pair = places_by_id(pair_of_relation[triples[:, 1]])
     for side in Side:
-        for pair in np.unique(pair_of_triple):
-            places = np.flatnonzero(pair_of_triple == pair)
+        for pair, places in places_by_pair.items():
             # A batch has few relations: those of few rows, and of few rules.
             pairs_asked = triples[places][:, [1, side.anchor_column]]
             queries, query_of = np.unique(pairs_asked, axis=0, return_inverse=True)
@@ -228,10 +228,8 @@ def _queries(model: KgeModel, batch: QueryBatch, rows: RowSource, device: torch.
     # Blocks: a relation's row may be a matrix, and there is one for each query.
     step = max(1, RELATION_NUMBERS // model.relation_width)
     # Float64 here decides every comparison; the float32 copy of the query only preselects.
-    blocks = [
-        model.query(anchors[block].double(), relations[relation_of[block]].double(), batch.side, keys[block])
-        for block in (slice(first, first + step) for first in range(0, len(anchors), step))
-    ]
+    parts = zip(*(column.split(step) for column in (anchors, relation_of, keys)))
+    blocks = [model.query(part.double(), relations[at].double(), batch.side, ids) for part, at, ids in parts]
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
 

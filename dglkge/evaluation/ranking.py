@@ -91,8 +91,7 @@ class RankedShard:
     @functools.cached_property
     def max_norm(self) -> float:
         """Greatest Euclidean norm of a row, which bounds the rounding of all scores; rows are read once."""
-        starts = range(0, len(self.rows), CANDIDATE_TILE)
-        norms = [self.rows[i : i + CANDIDATE_TILE].float().norm(dim=1).max() for i in starts]
+        norms = [block.float().norm(dim=1).max() for block in self.rows.split(CANDIDATE_TILE)]
         return float(torch.stack(norms).max())
 
 

@@ -30,6 +30,7 @@ from dglkge.data.dataset_files import TRAIN
 from dglkge.data.named_triples import find_triples
 from dglkge.data.text_format import ROLES
 from dglkge.errors import InputError
+from dglkge.evaluation.metrics import places_by_id
 from dglkge.inference.fold_in_loss import CandidateLoss, Term, better_rows, run_loss, run_regularizer
 from dglkge.inference.frames import triple_parts
 from dglkge.inference.rules import Entity, evenly
@@ -67,11 +68,9 @@ def new_names(checkpoint: Checkpoint, frame: pd.DataFrame) -> dict[str, list[str
         except InputError as error:
             raise InputError(f"row {row}: {error}") from None
         new = {name for name in (head, tail) if not any(name in names for names in vocabularies.values())}
-        pairs = [
-            types
-            for types in ((candidate.lhs, candidate.rhs) for candidate in relations)
-            if all(end in new or end in vocabularies[type_] for end, type_ in zip((head, tail), types))
-        ]
+        pairs = [(fitting.lhs, fitting.rhs) for fitting in relations]
+        for place, name in enumerate((head, tail)):
+            pairs = [types for types in pairs if name in new or name in vocabularies[types[place]]]
         for place, name in enumerate((head, tail)):
             if name in new:
                 types_of_end = {types[place] for types in pairs}
@@ -95,8 +94,8 @@ def lacking_triples(checkpoint: Checkpoint, dataset: Dataset) -> pd.DataFrame:
     lacks = {name: saved_entity_ids(checkpoint, types[name], names[name]) < 0 for name in names}
     train, relations = dataset.split(TRAIN), dataset.relations.relations
     rows = []
-    for id_ in np.unique(train[:, 1]).tolist():
-        relation, triples = relations[id_], train[train[:, 1] == id_]
+    for id_, places in places_by_id(train[:, 1]).items():
+        relation, triples = relations[id_], train[places]
         triples = triples[lacks[relation.lhs][triples[:, 0]] | lacks[relation.rhs][triples[:, 2]]]
         heads, tails = names[relation.lhs], names[relation.rhs]
         rows += [(heads[head], relation.name, tails[tail]) for head, _, tail in triples.tolist()]
@@ -266,10 +265,8 @@ class FoldIn:
         for side in self._sides:
             is_anchor, ends = is_end[side.other], (side, side.other)
             other_types = np.where(is_anchor, *(self._types[end][triples[:, 1]] for end in ends))
-            kinds = 2 * other_types + is_anchor
-            for kind in np.unique(kinds).tolist():
-                at, other = np.flatnonzero(kinds == kind), types[kind // 2]
-                relations = self._relation_rows(triples[at])
+            for kind, at in places_by_id(2 * other_types + is_anchor).items():
+                other, relations = types[kind // 2], self._relation_rows(triples[at])
                 part = _Part(side, other, triples[at], owners[at], ids[at], weights[at], *relations)
                 (anchored.setdefault(other, []) if kind % 2 else answered).append(part)
         terms = [self._anchor_term(parts, table) for parts in anchored.values()]
@@ -357,10 +354,9 @@ class FoldIn:
         parts = [(torch.empty(0, model.query_dim), torch.empty(0), torch.empty(0))]
         number = list(self._counts).index(table)
         for side in self._sides:
-            ends = (side, side.other)
-            answer_types, anchor_types = (self._types[end][self._train[:, 1]] for end in ends)
-            for anchor_number in np.unique(anchor_types[answer_types == number]).tolist():
-                triples = self._train[(answer_types == number) & (anchor_types == anchor_number)]
+            answered = self._train[self._types[side][self._train[:, 1]] == number]
+            for anchor_number, at in places_by_id(self._types[side.other][answered[:, 1]]).items():
+                triples = answered[at]
                 anchors = self._gather(list(self._counts)[anchor_number], triples[:, side.anchor_column])
                 relations, places = self._relation_rows(triples)
                 query = model.query(anchors, relations, side, places=places)

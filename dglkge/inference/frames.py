@@ -231,8 +231,7 @@ class Questions(TrainedModel):
         """Add the probabilities of all answers."""
         answers = [answer for group in groups for answer in group["answers"]]
         missing = np.array([group["missing"] for group in groups for _ in group["answers"]], object)
-        labels = self.tables.relations.labels
-        ids = np.array([labels.id(answer[RELATION_COLUMN]) for answer in answers], np.int64)
+        ids = self.tables.relations.labels.ids(answer[RELATION_COLUMN] for answer in answers)
         scores = np.array([answer["score"] for answer in answers], np.float64)
         head, tail = (calibration.probabilities(scores, ids, side) for side in Side)
         # The score of a relation is the mean of both sides.
@@ -350,17 +349,16 @@ class Questions(TrainedModel):
 
         Of those of a name or a time, where these are given.
         """
-        tables = self.tables
-        relations = tables.relations
+        relations, vocabulary = self.tables.relations, self.tables.vocabulary
         triples = [
-            (tables.vocabulary(relation.lhs).id(head), id_, tables.vocabulary(relation.rhs).id(tail))
+            (vocabulary(relation.lhs).id(head), id_, vocabulary(relation.rhs).id(tail))
             for id_, relation in ((id_, relations[id_]) for id_ in relations.at(name, time))
-            if head in tables.vocabulary(relation.lhs) and tail in tables.vocabulary(relation.rhs)
+            if head in vocabulary(relation.lhs) and tail in vocabulary(relation.rhs)
         ]
         if not triples:
             for name in (head, tail):
                 # Raises for a name that is unknown.
-                tables.vocabulary(self.type_of(name)).id(name)
+                vocabulary(self.type_of(name)).id(name)
             raise InputError(f"no relation joins the types of {head!r} and {tail!r}")
         return triples
 

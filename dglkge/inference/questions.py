@@ -221,24 +221,10 @@ class Asked:
         best_values = np.zeros(len(tables.vocabulary(type_)))
         low = least_score(hop.curve, LEAST_PROBABILITY)
         for row, ids, scores in self._run.likely_candidates.search(type_, hop.query, low):
-            probability = hop.curve(scores) * hop.values[row]
-            ends = np.searchsorted(row, np.arange(len(hop.ids) + 1)).tolist()
-            for pairs in map(slice, ends, ends[1:]):
-                # The pairs of a query are a slice, and each of its candidates is there once.
-                places = ids[pairs]
-                best_values[places] = np.maximum(best_values[places], probability[pairs])
+            np.maximum.at(best_values, ids, hop.curve(scores) * hop.values[row])
         index, answers = hop.known
         np.maximum.at(best_values, answers, hop.values[index])
         return best_values
-
-    def _links(self, hop: Hop, id_: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return probabilities (b,) of the links of a beam with an entity, and which of them are known."""
-        row = self._run.tables.gather(hop.relation.candidate_type(hop.side), torch.tensor([id_])).float()
-        scores = self._run.model.compare(hop.query, row)[:, 0].numpy()
-        index, answers = hop.known
-        known = np.zeros(len(hop.ids), bool)
-        known[index[answers == id_]] = True
-        return np.where(known, 1.0, hop.curve(scores)), known
 
     def _path(self, node: Hop | Node, id_: int) -> list[dict[str, Any]]:
         """Return the links that gave an entity its value, those nearest to given entities first."""
@@ -247,7 +233,12 @@ class Asked:
                 return self._path(node.children[node.best[id_]], id_)
             links = [link for child in node.children for link in self._path(child, id_)]
             return [{**link, "not": link["not"] ^ (node.operation == "not")} for link in links]
-        probabilities, known = self._links(node, id_)
+        row = self._run.tables.gather(node.relation.candidate_type(node.side), torch.tensor([id_])).float()
+        scores = self._run.model.compare(node.query, row)[:, 0].numpy()
+        index, answers = node.known
+        known = np.isin(np.arange(len(node.ids)), index[answers == id_])
+        # Of the links of the beam with the entity.
+        probabilities = np.where(known, 1.0, node.curve(scores))
         best = int(np.argmax(probabilities * node.values))
         other = int(node.ids[best])
         before = self._path(node.anchor, other) if isinstance(node.anchor, Node) else []

@@ -8,7 +8,6 @@ candidates. All other rows stay as they are: it orders the triples, and overesti
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,17 +36,8 @@ DAMPING = 1.0
 """Of the curvature of a row, times its mean: triples in which the entity is no answer bend the loss, too."""
 
 
-@dataclass(frozen=True)
-class Link:
-    """A triple by id, with the types of its ends."""
-
-    head: Entity
-    relation_id: int
-    tail: Entity
-
-    def end(self, side: Side) -> Entity:
-        """Return the entity on a side."""
-        return self.tail if side is Side.TAIL else self.head
+Link = tuple[int, int, int]
+"""Head, relation and tail by id."""
 
 
 class Explainer:
@@ -61,19 +51,20 @@ class Explainer:
     def reasons(self, head: str, relation: str, tail: str, k: int) -> dict[str, Any]:
         """Return score, probability, triples, rules and similar, the best k of each; ready for JSON."""
         check_k(k)
-        link = self._link(head, relation, tail)
-        calibration, probability = self._run.calibration_if_any, None
-        ids = np.array([[link.head[1], link.relation_id, link.tail[1]]])
+        tables, (_, head_id, relation_id) = self._run.tables, self._run.link_query(Side.TAIL, head, relation)
+        link = head_id, relation_id, tables.vocabulary(tables.relations[relation_id].rhs).id(tail)
+        ids, calibration, probability = np.array([link]), self._run.calibration_if_any, None
         scores = self._run.scores(ids)
         if calibration is not None:
             probability = float(calibration.triple_probabilities(scores, ids).mean())
-        measures = {"score": float(np.mean([scores[side] for side in Side])), "probability": probability}
-        reasons = {
+        return {
+            **self._run.named_triple(*link),
+            "score": float(np.mean([scores[side] for side in Side])),
+            "probability": probability,
             "triples": self.triples(link, k),
             "rules": self.rules(link, k),
             "similar": self.similar(link, k),
         }
-        return {**self._run.named_triple(*ids[0].tolist()), **measures, **reasons}
 
     def triples(self, link: Link, k: int) -> list[dict[str, Any]]:
         """Return the training triples of both ends without which the score would fall most."""
@@ -90,16 +81,16 @@ class Explainer:
 
     def rules(self, link: Link, k: int) -> list[dict[str, Any]]:
         """Return the rules of the paths between the ends with the greatest confidence, each with its path."""
-        paths = {path.steps: path for path in self._graph.paths(link.head, link.relation_id, link.tail)}
-        rules = best_rules([self._graph.rule(steps, link.relation_id) for steps in list(paths)[:MAX_RULES]])
-        return [self._rule(rule, link.relation_id, paths[rule.steps]) for rule in rules[:k]]
+        paths, relation_id = {path.steps: path for path in self._graph.paths(*link)}, link[1]
+        rules = best_rules([self._graph.rule(steps, relation_id) for steps in list(paths)[:MAX_RULES]])
+        return [self._rule(rule, relation_id, paths[rule.steps]) for rule in rules[:k]]
 
     def similar(self, link: Link, k: int) -> list[dict[str, Any]]:
         """Return known links of the relation that share an end, the most similar other end first."""
         links = []
         for side in Side:
-            (type_, end_id), (_, anchor) = link.end(side), link.end(side.other)
-            _, answers = self._known.answers(side, np.array([anchor]), np.array([link.relation_id]))
+            (type_, end_id), query = self._end(link, side), (link[side.anchor_column], link[1])
+            _, answers = self._known.answers(side, *np.array([query]).T)
             answers = evenly(answers[answers != end_id], NUM_CANDIDATES)
             rows = self._rows(type_, np.append(answers, end_id))
             rows = rows / rows.norm(dim=1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
@@ -119,11 +110,8 @@ class Explainer:
         rules = self._graph.rules(id_, train[train[:, 1] == id_], samples, MAX_RULES)
         return [self._rule(rule, id_) for rule in rules[:k]]
 
-    def _link(self, head: str, relation: str, tail: str) -> Link:
-        tables, query = self._run.tables, self._run.link_query(Side.TAIL, head, relation)
-        types = tables.relations[query.relation_id]
-        tail_id = tables.vocabulary(types.rhs).id(tail)
-        return Link((types.lhs, query.entity_id), query.relation_id, (types.rhs, tail_id))
+    def _end(self, link: Link, side: Side) -> Entity:
+        return self._graph.relations[link[1]].candidate_type(side), link[side.column]
 
     def _rule(self, rule: Rule, relation_id: int, path: Path | None = None) -> dict[str, Any]:
         """Return a rule as a text and its numbers, with its path by name where there is one."""
@@ -138,45 +126,39 @@ class Explainer:
         return {**fields, "path": [self._run.named_triple(*triple) for triple in links]}
 
     def _rows(self, table: str, ids: np.ndarray) -> Tensor:
-        return self._run.tables.gather(table, torch.from_numpy(np.asarray(ids, np.int64))).float()
+        return self._run.tables.gather(table, torch.from_numpy(np.ascontiguousarray(ids, np.int64))).float()
 
     def influences(self, link: Link, side: Side) -> tuple[np.ndarray, np.ndarray]:
         """Return the training triples (n, 3) of the end on a side, and their influences (n,)."""
-        (type_, end_id), (anchor_type, anchor) = link.end(side), link.end(side.other)
+        type_, end_id = self._end(link, side)
         row = self._rows(type_, np.array([end_id]))
-        asked = (anchor_type, np.array([anchor])), np.array([link.relation_id])
-        (direction,) = self._slopes(side, *asked, row)[1].double()
-        triples, slopes, weights = [np.empty((0, 3), np.int64)], [], []
-        own_triples = list(self._graph.neighbours(type_, np.array([end_id])))
-        places = evenly(np.arange(len(own_triples)), MAX_TRIPLES).tolist()
-        groups: dict[tuple[Side, str], list[tuple[int, int]]] = {}
-        for _, (relation_id, end_side), other_type, other in (own_triples[place] for place in places):
-            groups.setdefault((end_side.other, other_type), []).append((relation_id, other))
-        for (own_side, other_type), parts in groups.items():
-            relations, other_ids = map(np.array, zip(*parts))
-            table = np.full((len(parts), 3), end_id)
-            table[:, 1], table[:, own_side.anchor_column] = relations, other_ids
-            is_asked = (table == [link.head[1], link.relation_id, link.tail[1]]).all(1)
-            query, slope, scores = self._slopes(own_side, (other_type, other_ids), relations, row)
-            triples.append(table[~is_asked])
-            slopes.append(slope[~is_asked].double())
-            weights.append(self._probabilities(type_, query, scores)[~is_asked].double())
-        all_triples = np.concatenate(triples)
-        if not len(all_triples):
-            return all_triples, np.empty(0)
+        (direction,) = self._slopes(side, np.array([link]), row)[1].double()
+        groups: dict[tuple[Side, str], list[Link]] = {}
+        for path in self._graph.neighbours((type_, end_id), MAX_TRIPLES):
+            (triple,), (_, other_side), (other_type, _) = path.links(), path.steps[0], path.entities[1]
+            if triple != link:
+                groups.setdefault((other_side.other, other_type), []).append(triple)
+        if not groups:
+            return np.empty((0, 3), np.int64), np.empty(0)
+        triples, slopes, weights = list(map(np.array, groups.values())), [], []
+        for (own_side, _), own_triples in zip(groups, triples):
+            query, slope, scores = self._slopes(own_side, own_triples, row)
+            slopes.append(slope.double())
+            weights.append(self._probabilities(type_, query, scores).double())
         slope, probability = torch.cat(slopes), torch.cat(weights)
         curvature = (slope * (probability * (1 - probability))[:, None]).T @ slope
         curvature += torch.eye(len(curvature)) * (DAMPING * curvature.diagonal().mean() + 1e-9)
         effect = slope @ torch.linalg.solve(curvature, direction) * (1 - probability)
-        return all_triples, effect.numpy()
+        return np.concatenate(triples), effect.numpy()
 
-    def _slopes(
-        self, side: Side, anchors: tuple[str, np.ndarray], relation_ids: np.ndarray, row: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries of triples, slopes (n, D) of their scores in the answer's row, and the scores."""
-        ids, model = torch.from_numpy(relation_ids), self._run.model
+    def _slopes(self, side: Side, triples: np.ndarray, row: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries of triples (n, 3), slopes (n, D) of their scores in the answer's row, the scores."""
+        relation_ids, model = np.ascontiguousarray(triples[:, 1]), self._run.model
+        anchor_type = self._graph.relations[relation_ids[0]].anchor_type(side)
+        anchors = self._rows(anchor_type, triples[:, side.anchor_column])
+        relations = self._rows(RELATION, relation_ids)
         with torch.no_grad():
-            query = model.query(self._rows(*anchors), self._rows(RELATION, relation_ids), side, ids)
+            query = model.query(anchors, relations, side, torch.from_numpy(relation_ids))
         answers = row.expand(len(query), -1).clone().requires_grad_()
         scores = model.compare_pairs(query, answers)
         (slopes,) = torch.autograd.grad(scores.sum(), answers)

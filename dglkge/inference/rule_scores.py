@@ -24,7 +24,7 @@ from dglkge.checkpoint.layout import RUN_RULES_FILE
 from dglkge.data.dataset_files import TRAIN, VALID, load_json, replacing
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import InputError
-from dglkge.evaluation.metrics import Protocol
+from dglkge.evaluation.metrics import Protocol, places_by_id
 from dglkge.evaluation.queries import Bonus
 from dglkge.inference.rules import Confidences, Rule, RuleGraph, mirrored
 from dglkge.inference.trained_model import TrainedModel
@@ -164,12 +164,10 @@ def plain_rules(run: TrainedModel) -> RuleScores:
 
 def mined(run: TrainedModel, scores: RuleScores) -> RuleScores:
     """Return the same with chains that are mined from paths of training triples."""
-    train, rules = run.dataset.split(TRAIN), {}
-    order = np.argsort(train[:, 1], kind="stable")
-    starts = np.searchsorted(train[order, 1], np.arange(len(scores.rules) + 1))
-    for relation_id in tqdm(scores.rules, desc="mine rules", unit="relation", disable=None):
-        relation_triples = train[order[starts[relation_id] : starts[relation_id + 1]]]
-        measured = scores.graph.rules(relation_id, relation_triples, SAMPLES, MOST_RULES)
+    train, rules = run.dataset.split(TRAIN), dict(scores.rules)
+    groups = places_by_id(train[:, 1]).items()
+    for relation_id, places in tqdm(groups, desc="mine rules", unit="relation", disable=None):
+        measured = scores.graph.rules(relation_id, train[places], SAMPLES, MOST_RULES)
         rules[relation_id] = [rule for rule in measured if rule.confidence >= MIN_CONFIDENCE]
     return replace(scores, rules=rules)
 

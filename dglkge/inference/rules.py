@@ -103,12 +103,13 @@ class RuleGraph:
         reached = [relations[id_].candidate_type(side) for id_, side in self._steps]
         self._reached = np.array(list(map(self._types.index, reached)), np.int64)
 
-    def neighbours(self, type_: str, ids: np.ndarray) -> Iterator[tuple[int, Step, str, int]]:
-        """Yield place of the entity, step, type and id of every neighbour of entities (n,)."""
-        for place, step, node in zip(*(column.tolist() for column in self._links(type_, ids))):
-            yield place, self._steps[step], *self._entity(node)
+    def neighbours(self, entity: Entity, most: int) -> Iterator[Path]:
+        """Yield the path to each neighbour of an entity; of more than so many, evenly spaced ones."""
+        _, *columns = self._links(entity[0], np.array([entity[1]]))
+        for step, node in evenly(np.stack(columns, 1), most).tolist():
+            yield Path((self._steps[step],), (entity, self._entity(node)))
 
-    def _links(self, type_: str, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _links(self, type_: str, ids: np.ndarray) -> list[np.ndarray]:
         """Return place of the entity, number of the step and node of every neighbour of entities (n,)."""
         parts = []
         for side in _READ:
@@ -119,27 +120,26 @@ class RuleGraph:
             places, which = np.divmod(queries, max(len(relations), 1))
             steps = 2 * relations[which] + _READ.index(side)
             parts.append((places, steps, self._reached[steps] << _ID_BITS | neighbours))
-        places, steps, nodes = (np.concatenate(columns) for columns in zip(*parts))
-        return places, steps, nodes
+        return [np.concatenate(columns) for columns in zip(*parts)]
 
     def _anchored(self, type_: str, side: Side) -> np.ndarray:
         """Return the relations (n,) whose links lead from a type to their ends on a side."""
-        types = [relation.anchor_type(side) for relation in self.relations]
-        return np.flatnonzero([type_ == other for other in types])
+        return np.flatnonzero([relation.anchor_type(side) == type_ for relation in self.relations])
 
     def _entity(self, node: int) -> Entity:
         return self._types[node >> _ID_BITS], node & (1 << _ID_BITS) - 1
 
-    def paths(self, head: Entity, relation_id: int, tail: Entity, most: int = MAX_NEIGHBOURS) -> list[Path]:
-        """Return paths of one to three links that visit no entity twice, without the link itself.
+    def paths(self, head: int, relation_id: int, tail: int, most: int = MAX_NEIGHBOURS) -> list[Path]:
+        """Return paths between the ends of a link that visit no entity twice, of up to three others.
 
         One path for each chain of relations, shorter chains first. Paths of three links go through at most so
         many entities of a type next to the head.
         """
-        links = [self._links(type_, np.array([id_])) for type_, id_ in (head, tail)]
+        start, goal = (self.relations[relation_id].lhs, head), (self.relations[relation_id].rhs, tail)
+        links = (self._links(type_, np.array([id_])) for type_, id_ in (start, goal))
         (_, first, near), (_, last, far) = links
         last = last ^ 1  # read towards the tail
-        ends = [self._types.index(type_) << _ID_BITS | id_ for type_, id_ in (head, tail)]
+        ends = [self._types.index(type_) << _ID_BITS | id_ for type_, id_ in (start, goal)]
         is_direct = (near == ends[1]) & (first != 2 * relation_id)
         chains = _distinct_chains([first[is_direct]], [])
         is_between = ~np.isin(near, ends)
@@ -160,7 +160,7 @@ class RuleGraph:
         columns = np.concatenate(parts, axis=1)
         chains += _distinct_chains(list(columns[:3]), list(columns[3:]))
         return [
-            Path(tuple(map(self._steps.__getitem__, steps)), (head, *map(self._entity, between), tail))
+            Path(tuple(map(self._steps.__getitem__, steps)), (start, *map(self._entity, between), goal))
             for steps, between in chains
         ]
 
@@ -199,11 +199,11 @@ class RuleGraph:
 
         They are the chains of most paths of a sample of its known triples (n, 3); most of them are measured.
         """
-        relation, chain_counts = self.relations[relation_id], Counter[tuple[Step, ...]]()
+        chain_counts = Counter[tuple[Step, ...]]()
         sample = np.random.default_rng((0, relation_id)).permutation(len(triples))[:samples]
         for head, _, tail in triples[np.sort(sample)].tolist():
-            ends = (relation.lhs, head), relation_id, (relation.rhs, tail)
-            chain_counts.update(path.steps for path in self.paths(*ends, MINED_NEIGHBOURS))
+            paths = self.paths(head, relation_id, tail, MINED_NEIGHBOURS)
+            chain_counts.update(path.steps for path in paths)
         return best_rules([self.rule(steps, relation_id) for steps, _ in chain_counts.most_common(most)])
 
     def constants(self, side: Side, relation_id: int, anchors: np.ndarray) -> Iterator[Confidences]:
@@ -238,10 +238,9 @@ class RuleGraph:
                 x, place = x[features[place] == d], place[features[place] == d]
                 example, within = _spread(count[x])
                 start = x[example]
-                codes = np.sort(place[example] * size + conclusions[ends[start] - count[start] + within])
-                first = np.flatnonzero(np.diff(codes, prepend=-1))
-                support = np.diff(first, append=len(codes))
-                feature, answer = np.divmod(codes[first], size)
+                codes = place[example] * size + conclusions[ends[start] - count[start] + within]
+                distinct, support = np.unique(codes, return_counts=True)
+                feature, answer = np.divmod(distinct, size)
                 _, examples = known.runs(side_of_body.other, features, np.full(len(features), body))[:2]
                 confidence = support * scale / (examples[feature] + PESSIMISM)
                 is_kept = (support >= MIN_SUPPORT) & (confidence >= MIN_CONFIDENCE)

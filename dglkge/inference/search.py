@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -107,23 +107,21 @@ def most_similar(tables: Tables, table: str, ids: torch.Tensor, k: int = 10) -> 
     """
     check_k(k)
     best, anchors = TopAnswers(len(ids), k), normalize(tables.gather(table, ids))
-    for shard in tables.shards(table):
-        for start, stop in candidate_blocks(len(ids), shard):
-            # Normalized block by block: a normalized copy of the table would double the memory.
-            cosines = anchors @ normalize(shard.rows[start:stop]).T
-            candidate_ids = shard.original_ids[start:stop]
-            cosines[ids[:, None] == candidate_ids] = -torch.inf
-            best.add(cosines, candidate_ids)
+    for shard, block in candidate_blocks(len(ids), tables.shards(table)):
+        # Normalized block by block: a normalized copy of the table would double the memory.
+        cosines, candidate_ids = anchors @ normalize(shard.rows[block]).T, shard.original_ids[block]
+        cosines[ids[:, None] == candidate_ids] = -torch.inf
+        best.add(cosines, candidate_ids)
     return list(best.result())
 
 
-def candidate_blocks(num_queries: int, shard: RowShard) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of blocks of a shard whose rows and scores take :data:`BLOCK_BYTES` at most."""
-    num_rows, width = shard.rows.shape
-    # 4 bytes for each float32 of the rows (n, width) and of the scores (queries, n).
-    step = max(1, BLOCK_BYTES // (4 * max(num_queries, width)))
-    for start in range(0, num_rows, step):
-        yield start, min(num_rows, start + step)
+def candidate_blocks(num_queries: int, shards: Iterable[RowShard]) -> Iterator[tuple[RowShard, slice]]:
+    """Yield shards in blocks whose rows and scores take :data:`BLOCK_BYTES` at most."""
+    for shard in shards:
+        # 4 bytes for each float32 of the rows (n, width) and of the scores (queries, n).
+        step = max(1, BLOCK_BYTES // (4 * max(num_queries, shard.rows.shape[1])))
+        for start in range(0, len(shard.rows), step):
+            yield shard, slice(start, start + step)
 
 
 def check_k(k: int) -> None:

@@ -158,11 +158,9 @@ class TrainedModel:
 
     def known_triples(self, also_known: Arrays = (), splits: tuple[str, ...] = SPLITS) -> KnownTriples:
         """Return an index of the triples of splits, added entities and others; built once without others."""
-        if also_known:
-            return self.dataset.known_triples(splits, [*self._added, *also_known])
-        if splits not in self._known_of_splits:
-            self._known_of_splits[splits] = self.dataset.known_triples(splits, self._added)
-        return self._known_of_splits[splits]
+        # Nothing is read or built yet: an index is at its first query.
+        known = self.dataset.known_triples(splits, [*self._added, *also_known])
+        return known if also_known else self._known_of_splits.setdefault(splits, known)
 
     @cached_property
     def _known_by_split(self) -> dict[str, KnownTriples]:
@@ -269,12 +267,11 @@ class TrainedModel:
                         split_of = dict.fromkeys(zip(index.tolist(), ids.tolist()), split) | split_of
                 if self.bonus is not None:
                     added.append(self.bonus(side, entity_ids, relation_ids))
-                best = search.TopAnswers(len(batch), k)
-                for shard in self.tables.shards(candidate_type):
-                    for first, stop in search.candidate_blocks(len(batch), shard):
-                        scores = self.model.compare(query_rows, shard.rows[first:stop])
-                        search.adjust(scores, shard, first, added, seen)
-                        best.add(scores, shard.original_ids[first:stop])
+                best, shards = search.TopAnswers(len(batch), k), self.tables.shards(candidate_type)
+                for shard, block in search.candidate_blocks(len(batch), shards):
+                    scores = self.model.compare(query_rows, shard.rows[block])
+                    search.adjust(scores, shard, block.start, added, seen)
+                    best.add(scores, shard.original_ids[block])
                 for row, (place, scored) in enumerate(zip(batch, best.result())):
                     answers[place] = [Answer(id_, score, split_of.get((row, id_))) for id_, score in scored]
         return answers
@@ -317,13 +314,10 @@ class TrainedModel:
 
     def queries(self, side: Side, ids: np.ndarray, relation_id: int, dtype: torch.dtype) -> torch.Tensor:
         """Return the queries (n, Dq) of a relation for a side, of the entities given (n,)."""
-        anchor_type = self.tables.relations[relation_id].anchor_type(side)
-        anchors, relation_ids = (
-            self.tables.gather(anchor_type, torch.from_numpy(ids)),
-            torch.tensor([relation_id]),
-        )
-        relation = self.tables.gather(RELATION, relation_ids).to(dtype).expand(len(ids), -1)
-        return self.model.query(anchors.to(dtype), relation, side, relation_ids.expand(len(ids)))
+        anchor_type, keys = self.tables.relations[relation_id].anchor_type(side), torch.tensor([relation_id])
+        anchors = self.tables.gather(anchor_type, torch.from_numpy(ids)).to(dtype)
+        relation = self.tables.gather(RELATION, keys).to(dtype).expand(len(ids), -1)
+        return self.model.query(anchors, relation, side, keys.expand(len(ids)))
 
     def named_triple(self, head: int, relation_id: int, tail: int) -> dict[str, str]:
         """Return the names of a triple by role; the relation's is its label."""

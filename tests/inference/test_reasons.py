@@ -20,7 +20,7 @@ from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
 from dglkge.evaluation.metrics import Protocol
 from dglkge.inference import rule_scores, rules
-from dglkge.inference.reasons import Explainer, Link
+from dglkge.inference.reasons import Explainer
 from dglkge.inference.rules import PESSIMISM, Rule, RuleGraph
 from dglkge.model.kge_model import build_model
 from dglkge.typing import RELATION, Relation, Side
@@ -57,7 +57,7 @@ def test_paths_are_all_chains(dataset, links):
     for head, relation_id, tail in dataset.split("train")[::25].tolist():
         relation = dataset.relations[relation_id]
         ends = (relation.lhs, head), (relation.rhs, tail)
-        paths = graph.paths(ends[0], relation_id, ends[1])
+        paths = graph.paths(head, relation_id, tail)
         expected = {steps for steps, end in chains(links, ends[0], 3) if end == ends[1]}
         assert {path.steps for path in paths} == expected - {((relation_id, Side.TAIL),)}
         for path in paths:
@@ -127,9 +127,9 @@ def test_influences_order_triples_as_training_without_them_does():
 
     explainer, falls = Explainer(run), {"strong": [], "weak": []}
     for link_ids in triples[-40::10].tolist():
-        link, influence_of = Link(("entity", link_ids[0]), link_ids[1], ("entity", link_ids[2])), Counter()
+        influence_of = Counter()
         for side in Side:
-            for triple, influence in zip(*explainer.influences(link, side)):
+            for triple, influence in zip(*explainer.influences(tuple(link_ids), side)):
                 influence_of[tuple(triple)] += influence
         order = sorted(influence_of, key=influence_of.get)
         for name, some in (("strong", order[-3:]), ("weak", order[:3])):

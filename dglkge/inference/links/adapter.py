@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 
 import numpy as np
 import torch
@@ -199,17 +199,15 @@ def fit_adapter(run: TrainedModel, curve: Platt, num_questions: int, seed: int =
     """
     if curve.slope <= 0:
         raise InputError("the calibrated probability falls with the score: the model tells nothing apart")
-    maker, parts = QuestionMaker(run, curve, seed), list[tuple[np.ndarray, ...]]()
-    for _ in range(100 * num_questions):
-        if len(parts) == num_questions:
-            break
-        question = maker.draw()
-        examples = None if question is None else maker.examples(*question)
-        if examples is not None:
-            parts.append((*examples, np.full(len(examples[-1]), len(parts))))
+    maker = QuestionMaker(run, curve, seed)
+    drawn = (maker.draw() for _ in range(100 * num_questions))
+    made = (maker.examples(*question) for question in drawn if question is not None)
+    parts = list(islice(filter(None, made), num_questions))
     if len(parts) < num_questions:
         raise InputError(f"{num_questions} questions cannot be made of the graph, only {len(parts)}")
-    all_examples = Examples(*(torch.from_numpy(np.concatenate(columns)) for columns in zip(*parts)))
+    numbers = np.repeat(np.arange(len(parts)), [len(weights) for *_, weights in parts])
+    columns = [*map(np.concatenate, zip(*parts)), numbers]
+    all_examples = Examples(*map(torch.from_numpy, columns))
     features = _features(run)
     is_tried = all_examples.question % TRIED_SHARE == 0
     fitted, tried = all_examples.of(~is_tried), all_examples.of(is_tried)

@@ -63,11 +63,10 @@ class RowIndex:
         training = draws.choice(num_rows, min(num_rows, ROWS_PER_LIST * self.num_lists), replace=False)
         self._index.train(self.rows(np.sort(training)))
         with tqdm(total=num_rows, desc="faiss", unit="row", disable=None if show_progress else True) as bar:
-            for shard in tables.shards(table):
-                for start, stop in candidate_blocks(1, shard):
-                    rows = self._prepared(shard.rows[start:stop])
-                    self._index.add_with_ids(rows, shard.original_ids[start:stop].numpy())
-                    bar.update(stop - start)
+            for shard, block in candidate_blocks(1, tables.shards(table)):
+                rows = self._prepared(shard.rows[block])
+                self._index.add_with_ids(rows, shard.original_ids[block].numpy())
+                bar.update(len(rows))
 
     @property
     def counts(self) -> dict[str, int]:
@@ -159,7 +158,7 @@ class TailIndex(RowIndex):
         distinct, row = np.unique(links["candidate"], return_inverse=True)
         rows = self._tables.gather(self._type, torch.from_numpy(distinct))
         query_ids = torch.from_numpy(np.ascontiguousarray(links["query"]))
-        links["score"] = exact_scores(self._model, query, query_ids, rows, torch.from_numpy(row.reshape(-1)))
+        links["score"] = exact_scores(self._model, query, query_ids, rows, torch.from_numpy(row))
         return links, np.asarray(ids.min(axis=1) >= 0)
 
 

@@ -214,10 +214,10 @@ class LikelyCandidates:
                 kept = scores >= low
                 yield row[kept], shard.original_ids.numpy()[column[kept]], scores[kept]
                 continue
-            for start, stop in candidate_blocks(len(query), shard):
-                compared = model.compare(query, shard.rows[start:stop].float())
+            for _, block in candidate_blocks(len(query), [shard]):
+                compared = model.compare(query, shard.rows[block].float())
                 places = at_least(compared, limits)
-                ids = shard.original_ids[start + places[1]]
+                ids = shard.original_ids[block][places[1]]
                 yield places[0].numpy(), ids.numpy(), compared[places].numpy()
 
     def _narrow_rows(self, entity_type: str, shards: Sequence[RowShard]) -> Sequence[Tensor | None]:
@@ -247,7 +247,7 @@ def _screened(query: Tensor, low: float, norm: float, narrow: Tensor) -> tuple[n
         torch.mm(rows, queries.T, out=scores[: len(rows)])
         query_scores = scores[: len(rows), :num_queries]
         torch.ge(query_scores.view(kind), limits.view(kind), out=flags[: len(rows)])
-        places = _true_places(flags[: len(rows)])
+        places = np.flatnonzero(flags[: len(rows)].numpy())
         remaining -= len(places)
         if remaining < 0:
             return None
@@ -267,13 +267,3 @@ def _products(query: np.ndarray, rows: np.ndarray, row: np.ndarray, column: np.n
 
     split(len(row), query.shape[1], score)
     return scores
-
-
-def _true_places(flags: Tensor) -> np.ndarray:
-    """Return the flat places of the few that are true, ascending."""
-    flat = flags.numpy().reshape(-1)
-    whole = len(flat) // 8 * 8
-    # Eight at a time: nearly all are false.
-    near = np.flatnonzero(flat[:whole].view(np.int64))
-    places = (8 * near[:, None] + np.arange(8)).reshape(-1)
-    return np.concatenate([places[flat[places]], whole + np.flatnonzero(flat[whole:])])
