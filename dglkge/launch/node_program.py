@@ -29,10 +29,9 @@ from dglkge.distributed.jobs import JobEntry
 from dglkge.distributed.lease import new_nonce
 from dglkge.distributed.preemption import STOP_SIGNALS
 from dglkge.distributed.world import OWN_DISKS_VARIABLE
-from dglkge.errors import NotReadyError
 from dglkge.launch.background import Report, in_thread, spawn
 from dglkge.launch.fork_server import ForkServer
-from dglkge.launch.machine import KILL_SECONDS, MachineJob, has_variable, node_tasks, wait_while
+from dglkge.launch.machine import KILL_SECONDS, MachineJob, has_variable, node_tasks, wait_for_end
 from dglkge.launch.remote import protocol
 from dglkge.launch.stop_signals import status_of_stop
 
@@ -134,7 +133,7 @@ class NodeProgram:
     def _take_stop_signal(self, number: int) -> None:
         """Ask the launcher to stop the job; a second signal ends this program and its processes."""
         self._num_stops += 1
-        self._peer.tell("stop", number=number)
+        self._peer.tell("stop", number=number, is_second=self._num_stops > 1)
         name = signal.Signals(number).name
         if self._num_stops == 1:
             self._report(f"received {name}: the launcher stops the job; a second signal ends this node")
@@ -305,11 +304,7 @@ class NodeProgram:
         def running() -> list[int]:
             return [process.pid for process in self._processes.values() if not process.gone.done()]
 
-        if pids := wait_while(running, LEFT_SECONDS):
-            raise NotReadyError(
-                "processes of the attempt before have not ended on this machine after "
-                f"{LEFT_SECONDS:g} s (pid {', '.join(map(str, pids))}); end them"
-            )
+        wait_for_end(running, LEFT_SECONDS, "the attempt before")
         self._job.register(JobEntry.from_dict(entry))
 
 
