@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fnmatch
+import functools
 import itertools
 import json
 import os
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from dglkge.errors import InputError, NotReadyError, os_errors
-from dglkge.launch.background import in_thread, wait
+from dglkge.launch.background import in_thread, launcher_loop, wait
 from dglkge.launch.process_plan import TRAINER, PlannedProcess, common_environment
 from dglkge.launch.remote import protocol
 
@@ -121,8 +122,9 @@ class RunningProcess:
         return f"{self.name}{pid} on {self.planned.address}"
 
     def send_signal(self, number: int) -> None:
-        """Request a signal to the process; SIGKILL goes to all its descendants too."""
-        self.connection.signal(self.number, number)
+        """Request a signal to the process, from any thread; SIGKILL goes to all its descendants too."""
+        tell = functools.partial(self.connection.tell, "signal", process=self.number, number=number)
+        launcher_loop().call_soon_threadsafe(tell)
 
     def apply(self, is_gone: bool = False, error: str | None = None, **fields: Any) -> None:
         """Take over what the node program tells; `fields` are the pid, or the status and its time."""
@@ -319,8 +321,7 @@ class NodeConnection(protocol.Peer):
         self._process_numbers = itertools.count()
         self.why_silent: str | None = None
         """Why the connection was given up without an answer: the machine may be off."""
-        self._loop = asyncio.get_running_loop()
-        self._serving = self._loop.create_task(self._serve())
+        self._serving = asyncio.create_task(self._serve())
 
     async def call(self, task: str, seconds: float = REPLY_SECONDS, /, **arguments: Any) -> Any:
         """Call one of :func:`dglkge.launch.machine.node_tasks` and return its result; ``data`` are bytes.
@@ -358,10 +359,6 @@ class NodeConnection(protocol.Peer):
             for process in processes:
                 await self._change(process.number, is_gone=True, error=why)
         return processes
-
-    def signal(self, process: int, number: int) -> None:
-        """Request a signal to a process, from any thread."""
-        self._loop.call_soon_threadsafe(lambda: self.tell("signal", process=process, number=number))
 
     async def close(self) -> None:
         """Close the stream: a node program that was not told the job's end counts the launcher as lost."""

@@ -43,18 +43,15 @@ def compare_versions(described: Mapping[str, Mapping[str, Any]], own_version: st
 
     `described` has the replies of ``machine.describe_machine`` by address.
     """
-    problems = []
-    addresses = list(described)
-    for address in addresses:
-        versions = described[address]["versions"]
+    first, problems = next(iter(described), ""), []
+    for address, about in described.items():
         # dglkge is compared with the launcher's, which plans the job; the others with the first machine's.
-        reference = {**described[addresses[0]]["versions"], "dglkge": own_version}
-        for name, version in reference.items():
-            owner = "the launcher" if name == "dglkge" else addresses[0]
-            if versions.get(name) is None:
+        for name, version in {**described[first]["versions"], "dglkge": own_version}.items():
+            installed, owner = about["versions"].get(name), "the launcher" if name == "dglkge" else first
+            if installed is None:
                 problems.append((address, f"has no {name}"))
-            elif version is not None and versions[name] != version:
-                problems.append((address, f"has {name} {versions[name]}, {owner} has {version}"))
+            elif version not in (None, installed):
+                problems.append((address, f"has {name} {installed}, {owner} has {version}"))
     return problems
 
 

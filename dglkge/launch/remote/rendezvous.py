@@ -154,15 +154,13 @@ class Rendezvous:
             try:
                 await asyncio.wait_for(self._admit((reader, writer)), protocol.HANDSHAKE_SECONDS)
                 self._refused.pop(address, None)
-            except (protocol.RefusedError, NotReadyError) as error:
+            # Others than InputError: a port scan, or a connection that was lost.
+            except (InputError, OSError, EOFError, asyncio.TimeoutError, TypeError, ValueError) as error:
                 writer.close()
-                # Reported once for each address and reason.
-                if self._refused.get(address) != str(error) and len(self._refused) < MOST_HANDSHAKES:
+                is_new = isinstance(error, InputError) and self._refused.get(address) != str(error)
+                if is_new and len(self._refused) < MOST_HANDSHAKES:
                     self._refused[address] = str(error)
                     self._report(f"warning: refused a connection from {address}: {error}")
-            # A port scan, or a connection that was lost.
-            except (OSError, EOFError, asyncio.TimeoutError, TypeError, ValueError):
-                writer.close()
 
     async def _admit(self, streams: protocol.Streams) -> None:
         """Add a node to those of the job; raises RefusedError or NotReadyError, which it has been told."""
