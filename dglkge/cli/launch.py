@@ -29,7 +29,7 @@ from dglkge.launch import arguments, process_plan, supervisor
 from dglkge.launch.background import wait
 from dglkge.launch.console import LAUNCHER_LOG, Console
 from dglkge.launch.machine import allow_open_files, local_interfaces
-from dglkge.launch.process_plan import Host, JobSettings, Places
+from dglkge.launch.process_plan import Host, JobSettings, Places, PlannedProcess
 from dglkge.launch.remote.connection import ssh_client
 from dglkge.launch.remote.node_place import NodePlace, node_place
 from dglkge.launch.remote.remote_site import RemoteSite
@@ -125,13 +125,8 @@ class _Job:
         """The machines of the job."""
         options, folder = self.options, str(self.places.workspace)
         flags = {"-i": options.identity_file, "-l": options.ssh_username, "-p": options.ssh_port}
-        about = (
-            ssh_client(flags, options.ssh_option),
-            options.python,
-            folder,
-            self.nodes,
-            self.console.message,
-        )
+        ssh = ssh_client(flags, options.ssh_option)
+        about = ssh, options.python, folder, self.nodes, self.console.message
         if not options.sync:
             return RemoteSite(*about)
         # Imported here: it reads checkpoints, and other jobs start sooner without it.
@@ -146,7 +141,9 @@ class _Job:
         log_dir = Path(options.log_dir or f"logs/{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}").resolve()
         with contextlib.closing(self.site):
             if options.dry_run:
-                plan = self.plan(supervisor.attempt_log_dir(log_dir, 0, options.max_restarts))
+                plan, *_ = self.plan(
+                    supervisor.attempt_log_dir(log_dir, 0, options.max_restarts), is_dry=True
+                )
                 text = process_plan.describe_plan(plan)
                 self.console.summary(json.dumps(process_plan.plan_to_dict(plan)) if options.json else text)
                 return 0, ""
@@ -166,23 +163,31 @@ class _Job:
         _conclude(result, self.console, options.json)
         return result.status, result.reason or ""
 
-    def plan(self, log_dir: Path) -> list[process_plan.PlannedProcess]:
-        """Plan an attempt for ``--dry_run``: no file is sent, nothing is registered."""
-        site = self.site
-        hosts, settings, config = self._prepare(log_dir, is_registered=False)
-        # With --sync the machines have no files yet, so a check would only find that.
-        if not self.options.sync:
+    def plan(
+        self, log_dir: Path, is_dry: bool = False
+    ) -> tuple[list[PlannedProcess], list[Host], JobSettings]:
+        """Plan an attempt, whose inputs are read anew: the machines, their cores, the configuration.
+
+        In a dry run no file is sent and nothing is registered.
+        """
+        machines = self._machines()
+        config = arguments.script_config(self.command, self.places.here)
+        num_servers = self.options.num_servers or machines[0].num_servers or 1
+        entry = None if is_dry else self._entry(log_dir, config)
+        hosts = self.site.connect(machines, entry, num_servers)
+        settings = self._settings(hosts, num_servers, log_dir, config)
+        # The files come before the check, which looks for them on the machines.
+        if not is_dry:
+            self.site.send_files(self.command, config, self.options.part_config)
+        # In a dry run with --sync the machines have no files yet, so a check would only find that.
+        if not (is_dry and self.options.sync):
             self._check(hosts, settings, config)
-        return site.plan(hosts, settings)
+        return self.site.plan(hosts, settings), hosts, settings
 
     def run(self, log_dir: Path) -> JobResult:
         """Run one attempt to its end."""
         console, site = self.console, self.site
-        hosts, settings, config = self._prepare(log_dir, is_registered=True)
-        # The files come before the check, which looks for them on the machines.
-        site.send_files(self.command, config, self.options.part_config)
-        self._check(hosts, settings, config)
-        plan = site.plan(hosts, settings)
+        plan, hosts, settings = self.plan(log_dir)
         allow_open_files(len(plan))
         for warning in site.warnings():
             console.message(f"warning: {warning}")
@@ -226,15 +231,6 @@ class _Job:
             return dataclasses.replace(result, status=status, reason=reason)
         self.console.message(f"error: {reason}")
         return result
-
-    def _prepare(self, log_dir: Path, is_registered: bool) -> tuple[list[Host], JobSettings, Config | None]:
-        """Read the inputs of an attempt anew: the machines, their cores, the configuration."""
-        machines = self._machines()
-        config = arguments.script_config(self.command, self.places.here)
-        num_servers = self.options.num_servers or machines[0].num_servers or 1
-        entry = self._entry(log_dir, config) if is_registered else None
-        hosts = self.site.connect(machines, entry, num_servers)
-        return hosts, self._settings(hosts, num_servers, log_dir, config), config
 
     def _settings(
         self, hosts: Sequence[Host], num_servers: int, log_dir: Path, config: Config | None
