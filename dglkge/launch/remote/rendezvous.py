@@ -247,14 +247,7 @@ def run_node(place: NodePlace, secret_file: str | None, python: str, seconds: fl
         peer = await connect(place, secret, seconds, report)
         where = f"{place.host}:{place.port}"
         greeting = f"node {place.rank} of {place.num_nodes}: connected to {where}"
-        program = NodeProgram(peer, python, report)
-        status, reason = await program.run(greeting)
-        if program.is_told:
-            if reason:
-                report(f"the job has ended: {reason}")
-        elif status == protocol.LOST_STATUS:
-            report(f"the launcher at {where} is lost: {reason}; this node's part ends")
-        return status
+        return await NodeProgram(peer, python, report, where).run(greeting)
 
     return asyncio.run(run())
 
