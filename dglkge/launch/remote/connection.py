@@ -237,8 +237,9 @@ class ChildProgram:
             program_there = [python, "-m", "dglkge.launch.node_program"]
             variables, first = None, json.dumps([program_there, environment]).encode() + b"\n"
             what = f"the launcher's machine cannot start 'ssh', which reaches {address} (install OpenSSH)"
-        self.socket, pipe = socket.socketpair()
-        with pipe, os_errors(NotReadyError, what):
+        self.socket, child_socket = socket.socketpair()
+        pipe = child_socket.fileno()
+        with child_socket, os_errors(NotReadyError, what):
             # A session of its own: Ctrl-C in the terminal must reach the launcher only, which forwards it.
             self._process = subprocess.Popen(
                 command, env=variables, stdin=pipe, stdout=pipe, stderr=self._errors, start_new_session=True

@@ -221,9 +221,9 @@ def listen(host: str, port: int) -> socket.socket:
                 places.append((address, family, False))
     is_dual = socket.has_dualstack_ipv6()
     places.append((("", port), socket.AF_INET6 if is_dual else socket.AF_INET, is_dual))
-    for address, family, is_on_all in places:
+    for place, kind, is_on_all in places:
         try:
-            return socket.create_server(address, family=family, dualstack_ipv6=is_on_all)
+            return socket.create_server(place, family=kind, dualstack_ipv6=is_on_all)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise NotReadyError(
