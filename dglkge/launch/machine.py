@@ -185,12 +185,12 @@ KILL_SECONDS = 5.0
 POLL_SECONDS = 0.1
 
 
-def wait_for_end(find: Callable[[], list[int]], seconds: float, whose: str) -> None:
+def wait_for_end(find: Callable[[], list[int]], seconds: float, whose: str, what: str = "pid") -> None:
     """Wait until no pids of processes are found; raises NotReadyError with them after some seconds."""
     deadline = time.monotonic() + seconds
     while pids := find():
         if time.monotonic() >= deadline:
-            words = f"have not ended on this machine after {seconds:g} s (pid {', '.join(map(str, pids))})"
+            words = f"have not ended on this machine after {seconds:g} s ({what} {', '.join(map(str, pids))})"
             raise NotReadyError(f"processes of {whose} {words}; end them")
         time.sleep(POLL_SECONDS)
 
@@ -205,7 +205,7 @@ def wait_for_ending_jobs(job: str = "", seconds: float = ENDING_SECONDS) -> None
         entries = [entry for entry in live_jobs() if entry.owner == os.geteuid()]
         return [entry.pid for entry in entries if entry.is_ending or entry.job == job]
 
-    wait_for_end(ending, seconds, "an earlier job, with its node program,")
+    wait_for_end(ending, seconds, "an earlier job", "its node program: pid")
 
 
 def clean_up(job: str, table_folder: str = "") -> list[str]:

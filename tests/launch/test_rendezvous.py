@@ -256,11 +256,11 @@ def test_ipv6(free_port: int) -> None:
         nodes = Rendezvous(NodePlace(0, 2, "::1", free_port), SECRET, 10.0, lambda _: None)
     except (OSError, InputError):
         pytest.skip("this machine has no IPv6 loopback")
-    with (
-        contextlib.closing(nodes),
-        pytest.raises(RefusedError, match="sockets are IPv4 only: give this"),
-    ):
-        connect_node(NodePlace(1, 2, "::1", free_port))
+    try:
+        with pytest.raises(RefusedError, match="sockets are IPv4 only: give this"):
+            connect_node(NodePlace(1, 2, "::1", free_port))
+    finally:
+        wait(nodes.close())
 
 
 def test_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
