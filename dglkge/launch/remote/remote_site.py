@@ -142,10 +142,8 @@ class RemoteSite:
         without = [name for name in described if not machine_of[name].has_port]
         questions = {name: {"address": name, "num_servers": num_servers} for name in without}
         ports = self._call_all(questions, "choose_server_ports")
-        return [
-            planned_host(name, ports.get(name, machine_of[name].port), about)
-            for name, about in described.items()
-        ]
+        ports = {name: machine_of[name].port for name in described} | ports
+        return [planned_host(name, ports[name], about) for name, about in described.items()]
 
     def check(
         self, hosts: Sequence[Host], settings: JobSettings, graph: str | None, needs: Sequence[MachineNeeds]
