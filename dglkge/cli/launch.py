@@ -26,10 +26,11 @@ from dglkge.distributed.preemption import RESTART_STATUS
 from dglkge.distributed.world import TEXT
 from dglkge.errors import FAILURE_STATUS, DglkgeError, InputError, NotReadyError, exit_status_of, os_errors
 from dglkge.launch import arguments, process_plan, supervisor
+from dglkge.launch.background import wait
 from dglkge.launch.console import LAUNCHER_LOG, Console
 from dglkge.launch.machine import allow_open_files, local_interfaces
-from dglkge.launch.process_plan import Host, JobSettings, Places
-from dglkge.launch.remote.connection import SshSettings
+from dglkge.launch.process_plan import Host, JobSettings, Places, PlannedProcess
+from dglkge.launch.remote.connection import ssh_client
 from dglkge.launch.remote.node_place import NodePlace, node_place
 from dglkge.launch.remote.remote_site import RemoteSite
 from dglkge.launch.remote.rendezvous import Rendezvous, nodes_of_job, run_node
@@ -69,67 +70,20 @@ def _launch(argv: Sequence[str], console: Console) -> int:
         console.summary(_completion_script(options.print_completion).rstrip("\n"))
         return 0
     require_dgl("dglkge-launch")
-    here = Path.cwd() if options.sync else Path(options.workspace).resolve()
-    read = functools.partial(read_ip_config, here / options.ip_config)
+    workspace = Path(options.workspace).resolve()
+    # With --sync relative paths are on this machine, from which files are copied; else in the workspace,
+    # which all machines see.
+    places = Places(Path.cwd() if options.sync else workspace, workspace)
+    read = functools.partial(read_ip_config, places.here / options.ip_config)
     place = node_place(options, read, local_interfaces())
     if place is not None and place.rank > 0:
         seconds = options.rendezvous_seconds
         return run_node(place, options.secret_file, options.python, seconds, console.message)
     with nodes_of_job(place, options.secret_file, options.rendezvous_seconds, console.message) as nodes:
-        status, reason = _launch_job(options, command, console, place, nodes)
+        status, reason = _Job(options, command, console, places, place, nodes).launch()
         if nodes is not None:
-            nodes.end(status, reason)
+            wait(nodes.end(status, reason))
         return status
-
-
-def _launch_job(
-    options: argparse.Namespace,
-    command: tuple[str, ...],
-    console: Console,
-    place: NodePlace | None,
-    nodes: Rendezvous | None,
-) -> tuple[int, str]:
-    """Run the job from this machine; return its status and a reason for the other nodes."""
-    workspace = Path(options.workspace).resolve()
-    # With --sync relative paths are on this machine, from which files are copied; else in the workspace,
-    # which all machines see.
-    places = Places(Path.cwd() if options.sync else workspace, workspace)
-    _check_script(command, places.here)
-    log_dir = Path(options.log_dir or f"logs/{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}").resolve()
-    words = tuple(options.ssh_option)
-    ssh = SshSettings(options.ssh_port, options.ssh_username, options.identity_file, words)
-    # One id for all attempts: a restart may take over the lease of the attempt before.
-    name = new_nonce()
-    about = ssh, options.python, str(workspace), nodes, console.message
-    if options.sync:
-        # Imported here: it reads checkpoints, and other jobs start sooner without it.
-        from dglkge.launch.remote.synced_site import SyncedSite
-
-        site: RemoteSite = SyncedSite(*about, repair=functools.partial(_fall_back, places))
-    else:
-        site = RemoteSite(*about)
-    with contextlib.closing(site):
-        job = _Job(options, command, places, site, console, name, place, nodes)
-        if options.dry_run:
-            plan = job.plan(supervisor.attempt_log_dir(log_dir, 0, options.max_restarts))
-            text = process_plan.describe_plan(plan).rstrip("\n")
-            console.summary(json.dumps(process_plan.plan_to_dict(plan)) if options.json else text)
-            return 0, ""
-
-        def run(attempt: int) -> JobResult:
-            logs = supervisor.attempt_log_dir(log_dir, attempt, options.max_restarts)
-            try:
-                return supervisor.with_ports_chosen_again(lambda: job.run(logs), console.message)
-            # At the first attempt the user can mend it at once.
-            except NotReadyError as error:
-                if attempt == 0:
-                    raise
-                # after a failure, a host, a name or a port may be unavailable for a while
-                return JobResult(1, str(error), 0.0, str(logs), ())
-
-        result = supervisor.run_with_restarts(run, options.max_restarts, console.message)
-    _conclude(result, console, options.json)
-    return result.status, result.reason or ""
 
 
 def _fall_back(places: Places, storage: CheckpointStorage, config: Config) -> None:
@@ -158,31 +112,82 @@ class _Job:
 
     options: argparse.Namespace
     command: tuple[str, ...]
-    places: Places
-    site: RemoteSite
     console: Console
-    name: str
-    place: NodePlace | None = None
-    nodes: Rendezvous | None = None
+    places: Places
+    place: NodePlace | None
+    nodes: Rendezvous | None
+    # One id for all attempts: a restart may take over the lease of the attempt before.
+    name: str = field(default_factory=new_nonce)
     attempts: Iterator[int] = field(default_factory=itertools.count)
 
-    def plan(self, log_dir: Path) -> list[process_plan.PlannedProcess]:
-        """Plan an attempt for ``--dry_run``: no file is sent, nothing is registered."""
-        site = self.site
-        hosts, settings, config = self._prepare(log_dir, is_registered=False)
-        # With --sync the machines have no files yet, so a check would only find that.
-        if not self.options.sync:
+    @functools.cached_property
+    def site(self) -> RemoteSite:
+        """The machines of the job."""
+        options, folder = self.options, str(self.places.workspace)
+        flags = {"-i": options.identity_file, "-l": options.ssh_username, "-p": options.ssh_port}
+        ssh = ssh_client(flags, options.ssh_option)
+        about = ssh, options.python, folder, self.nodes, self.console.message
+        if not options.sync:
+            return RemoteSite(*about)
+        # Imported here: it reads checkpoints, and other jobs start sooner without it.
+        from dglkge.launch.remote.synced_site import SyncedSite
+
+        return SyncedSite(*about, places=self.places, repair=functools.partial(_fall_back, self.places))
+
+    def launch(self) -> tuple[int, str]:
+        """Run the job from this machine; return its status and a reason for the other nodes."""
+        options, report = self.options, self.console.message
+        _check_script(self.command, self.places.here)
+        log_dir = Path(options.log_dir or f"logs/{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}").resolve()
+        with contextlib.closing(self.site):
+            if options.dry_run:
+                plan, *_ = self.plan(
+                    supervisor.attempt_log_dir(log_dir, 0, options.max_restarts), is_dry=True
+                )
+                text = process_plan.describe_plan(plan)
+                self.console.summary(json.dumps(process_plan.plan_to_dict(plan)) if options.json else text)
+                return 0, ""
+
+            def run(attempt: int) -> JobResult:
+                logs = supervisor.attempt_log_dir(log_dir, attempt, options.max_restarts)
+                try:
+                    return supervisor.with_ports_chosen_again(lambda: self.run(logs), report)
+                # At the first attempt the user can mend it at once.
+                except NotReadyError as error:
+                    if attempt == 0:
+                        raise
+                    # after a failure, a host, a name or a port may be unavailable for a while
+                    return JobResult(1, str(error), 0.0, str(logs), ())
+
+            result = supervisor.run_with_restarts(run, options.max_restarts, report)
+        _conclude(result, self.console, options.json)
+        return result.status, result.reason or ""
+
+    def plan(
+        self, log_dir: Path, is_dry: bool = False
+    ) -> tuple[list[PlannedProcess], list[Host], JobSettings]:
+        """Plan an attempt, whose inputs are read anew: the machines, their cores, the configuration.
+
+        In a dry run no file is sent and nothing is registered.
+        """
+        machines = self._machines()
+        config = arguments.script_config(self.command, self.places.here)
+        num_servers = self.options.num_servers or machines[0].num_servers or 1
+        entry = None if is_dry else self._entry(log_dir, config)
+        hosts = self.site.connect(machines, entry, num_servers)
+        settings = self._settings(hosts, num_servers, log_dir, config)
+        # The files come before the check, which looks for them on the machines.
+        if not is_dry:
+            self.site.send_files(self.command, config, self.options.part_config)
+        # In a dry run with --sync the machines have no files yet, so a check would only find that.
+        if not (is_dry and self.options.sync):
             self._check(hosts, settings, config)
-        return site.plan(hosts, settings)
+        return self.site.plan(hosts, settings), hosts, settings
 
     def run(self, log_dir: Path) -> JobResult:
         """Run one attempt to its end."""
         console, site = self.console, self.site
-        hosts, settings, config = self._prepare(log_dir, is_registered=True)
-        # The files come before the check, which looks for them on the machines.
-        site.send_files(self.command, config, self.options.part_config, self.places)
-        self._check(hosts, settings, config)
-        plan = site.plan(hosts, settings)
+        plan, hosts, settings = self.plan(log_dir)
         allow_open_files(len(plan))
         for warning in site.warnings():
             console.message(f"warning: {warning}")
@@ -213,7 +218,7 @@ class _Job:
         still means that the state is committed.
         """
         try:
-            self.site.fetch_logs(log_dir, self.places)
+            self.site.fetch_logs(log_dir)
             return result
         except DglkgeError as error:
             status = FAILURE_STATUS
@@ -227,16 +232,8 @@ class _Job:
         self.console.message(f"error: {reason}")
         return result
 
-    def _prepare(self, log_dir: Path, is_registered: bool) -> tuple[list[Host], JobSettings, Config | None]:
-        """Read the inputs of an attempt anew: the machines, their cores, the configuration."""
-        machines = self._machines()
-        config = arguments.script_config(self.command, self.places.here)
-        hosts = self.site.connect(machines, self._entry(log_dir, config) if is_registered else None)
-        settings = self._settings(hosts, machines, log_dir, config)
-        return self.site.with_ports(hosts, machines, settings.num_servers), settings, config
-
     def _settings(
-        self, hosts: Sequence[Host], machines: Sequence[Machine], log_dir: Path, config: Config | None
+        self, hosts: Sequence[Host], num_servers: int, log_dir: Path, config: Config | None
     ) -> JobSettings:
         """Build the settings of an attempt with all defaults; paths are those on the machines."""
         options, places = self.options, self.places
@@ -247,23 +244,15 @@ class _Job:
         log_dir = places.on_machines(log_dir) if options.sync else log_dir
         return JobSettings(
             command=self.command,
-            ip_config=str(log_dir / "ip_config.txt"),
             num_trainers=num_trainers,
-            num_servers=options.num_servers or machines[0].num_servers or 1,
-            num_samplers=options.num_samplers,
-            num_omp_threads=options.num_omp_threads,
-            num_server_threads=options.num_server_threads,
-            graph_format=options.graph_format,
+            num_servers=num_servers,
             part_config=options.part_config and str(places.on_machines(Path(options.part_config))),
             log_dir=str(log_dir),
-            extra_envs=options.extra_envs,
             shows_progress=sys.stdout.isatty() and options.log_format == TEXT,
-            has_own_disks=options.sync,
-            log_format=options.log_format,
             job=self.name,
             attempt=next(self.attempts),
             device=process_plan.device_of_trainers(device, hosts, num_trainers),
-            verify=not options.no_verify,
+            **{name: getattr(options, name) for name in process_plan.OPTIONS},
         )
 
     def _entry(self, log_dir: Path, config: Config | None) -> JobEntry:
@@ -285,7 +274,7 @@ class _Job:
         """Return the machines of an attempt; waits for the nodes of a job without SSH."""
         place, ip_config = self.place, self.places.here / self.options.ip_config
         if self.nodes is not None:
-            return self.nodes.machines(ip_config if place is None or place.has_ip_config else None)
+            return self.nodes.machines(ip_config)
         if place is not None and not place.has_ip_config:  # --nodes 1
             return [Machine(place.address or "127.0.0.1", has_port=False)]
         return read_ip_config(ip_config)

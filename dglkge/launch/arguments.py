@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dglkge.data import dataset_files
 from dglkge.distributed.world import LOG_FORMATS, inherited_log_format
@@ -27,7 +27,7 @@ from dglkge.planning.host import MOST_DEFAULT_TRAINERS
 if TYPE_CHECKING:
     from dglkge.config import Config
 
-VARIABLE = re.compile(r"([A-Za-z_]\w*)(=|\Z)")
+VARIABLE = re.compile(r"[A-Za-z_]\w*(=|\Z)")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -198,28 +198,23 @@ def _split(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[l
     return words, tuple(rest)
 
 
-def _bounded(kind: Callable[[str], float], noun: str, lowest: int, highest: int) -> Callable[[str], Any]:
-    """Return a reader of numbers within bounds."""
+def _count(lowest: int, highest: int = 4096) -> Callable[[str], int]:
+    """Return a reader of whole numbers within bounds."""
 
-    def read(text: str) -> float:
-        with contextlib.suppress(ValueError):
-            if lowest <= (number := kind(text)) <= highest:
-                return number
-        raise argparse.ArgumentTypeError(f"{text!r} is no {noun} {lowest} to {highest}")
+    def read(text: str) -> int:
+        if re.fullmatch("[0-9]{1,9}", text) and lowest <= int(text) <= highest:
+            return int(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of {lowest} to {highest}")
 
     return read
 
 
-def _count(lowest: int, highest: int = 4096) -> Callable[[str], int]:
-    """Return a reader of whole numbers within bounds."""
-
-    def digits(text: str) -> int:
-        return int(text) if text.isascii() and text.isdigit() else -1
-
-    return _bounded(digits, "whole number of", lowest, highest)
-
-
-_seconds = _bounded(float, "number of seconds from", 0, 86400)
+def _seconds(text: str) -> float:
+    """Read a number of seconds."""
+    with contextlib.suppress(ValueError):
+        if 0 <= (seconds := float(text)) <= 86400:
+            return seconds
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0 to 86400")
 
 
 def _rank(text: str) -> str:
@@ -237,15 +232,12 @@ def _range(text: str) -> tuple[int, int]:
 
 def _variable(text: str) -> tuple[str, str]:
     """Read one NAME=VALUE, or a NAME whose value the environment has."""
-    match = VARIABLE.match(text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text.partition('=')[0]!r} is no name of a variable")
-    name = match.group(1)
-    if match.group(2):
-        return name, text[match.end() :]
-    if name not in os.environ:
+    name, equals, value = text.partition("=")
+    if VARIABLE.match(text) is None:
+        raise argparse.ArgumentTypeError(f"{name!r} is no name of a variable")
+    if not equals and name not in os.environ:
         raise argparse.ArgumentTypeError(f"{name} has no value here; expected NAME=VALUE or a set variable")
-    return name, os.environ[name]
+    return name, value if equals else os.environ[name]
 
 
 def script_config(command: Sequence[str], folder: Path) -> Config | None:
@@ -285,10 +277,9 @@ def partition_file(config: Config | None, folder: Path) -> Path | None:
     # An empty folder may be where the machines have mounted a disk.
     if dataset.is_file() or (dataset.is_dir() and any(dataset.iterdir())):
         dataset_files.require_dataset(dataset)
-    try:
+    with contextlib.suppress(InputError):
         return dataset_files.locate_partitions(dataset)[1]
-    except InputError:
-        return None
+    return None
 
 
 def most_trainers_of(config: Config | None, places: Places) -> int:

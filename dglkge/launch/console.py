@@ -305,11 +305,9 @@ class Console:
             return
         # The bar is on stdout and messages are on stderr, which may be the same terminal: it is removed and
         # written again.
-        if self._bar:
-            self._write(self._out, CLEAR_LINE)
+        self._write(self._out, self._clear())
         self._write(self._err, "".join(f"[launcher] {line}\n" for line in text.splitlines()))
-        if self._bar:
-            self._write(self._out, self._bar)
+        self._write(self._out, self._bar)
 
     def summary(self, text: str) -> None:
         """Write a line for programs, without a prefix; waits for the queue, so that it is not dropped."""

@@ -185,12 +185,14 @@ KILL_SECONDS = 5.0
 POLL_SECONDS = 0.1
 
 
-def wait_while(find: Callable[[], list[int]], seconds: float) -> list[int]:
-    """Wait until nothing is found any more, for some seconds at most; return what is found then."""
+def wait_for_end(find: Callable[[], list[int]], seconds: float, whose: str, what: str = "pid") -> None:
+    """Wait until no pids of processes are found; raises NotReadyError with them after some seconds."""
     deadline = time.monotonic() + seconds
-    while (items := find()) and time.monotonic() < deadline:
+    while pids := find():
+        if time.monotonic() >= deadline:
+            words = f"have not ended on this machine after {seconds:g} s ({what} {', '.join(map(str, pids))})"
+            raise NotReadyError(f"processes of {whose} {words}; end them")
         time.sleep(POLL_SECONDS)
-    return items
 
 
 def wait_for_ending_jobs(job: str = "", seconds: float = ENDING_SECONDS) -> None:
@@ -203,11 +205,7 @@ def wait_for_ending_jobs(job: str = "", seconds: float = ENDING_SECONDS) -> None
         entries = [entry for entry in live_jobs() if entry.owner == os.geteuid()]
         return [entry.pid for entry in entries if entry.is_ending or entry.job == job]
 
-    if pids := wait_while(ending, seconds):
-        raise NotReadyError(
-            f"processes of an earlier job have not ended on this machine after {seconds:g} s (its node "
-            f"program: pid {', '.join(map(str, pids))}); end them"
-        )
+    wait_for_end(ending, seconds, "an earlier job", "its node program: pid")
 
 
 def clean_up(job: str, table_folder: str = "") -> list[str]:
@@ -225,27 +223,24 @@ def clean_up(job: str, table_folder: str = "") -> list[str]:
         return [process.pid for process in processes]
 
     if job:
-        wait_while(kill_processes, KILL_SECONDS)
+        with contextlib.suppress(NotReadyError):
+            wait_for_end(kill_processes, KILL_SECONDS, "the job")
     if job_of_segment(Path(table_folder).name) == job:
         shutil.rmtree(table_folder, ignore_errors=True)
     return table_storage.remove_segments(job)
 
 
 class MachineJob:
-    """A job on this machine: its registration, ports, planned memory and tables.
-
-    `note` tells where the tables are, if they are files.
-    """
+    """A job on this machine: its registration, ports, planned memory and tables."""
 
     def __init__(self) -> None:
         self._registration: Registration | None = None
-        self._tables: table_storage.TableFolder | None = None
-        self.note = ""
+        self._tables = contextlib.ExitStack()
 
     @property
-    def job(self) -> str:
-        """Id of the registered job; empty without one."""
-        return self._registration.entry.job if self._registration is not None else ""
+    def entry(self) -> JobEntry:
+        """Entry of the registered job; an empty one without it."""
+        return JobEntry("") if self._registration is None else self._registration.entry
 
     def register(self, entry: JobEntry) -> None:
         """Register the job, or prepare the machine for its next attempt; raises NotReadyError."""
@@ -253,8 +248,8 @@ class MachineJob:
             wait_for_ending_jobs(entry.job)
             self._registration = Registration(entry)
         self.update(ports=())  # those of the attempt before
-        self._remove_tables()
-        clean_up(self.job)
+        self._tables.close()
+        clean_up(self.entry.job)
 
     def update(self, **changes: Any) -> None:
         """Change fields of the entry, if the job is registered; it is not in a dry run."""
@@ -276,41 +271,39 @@ class MachineJob:
         """Return a free port for torch's rendezvous, which binds it seconds later; others keep theirs."""
         with register_lock():
             port = find_master_port(address, self._ports_of_others().union(avoid))
-            if self._registration is not None:
-                self._registration.update(ports=(*self._registration.entry.ports, port))
+            self.update(ports=(*self.entry.ports, port))
         return port
 
     def _ports_of_others(self) -> set[int]:
-        return {port for entry in live_jobs() if entry.job != self.job for port in entry.ports}
+        return {port for entry in live_jobs() if entry.job != self.entry.job for port in entry.ports}
 
-    def claim(self, needs: MachineNeeds) -> str:
+    def claim(self, needs: MachineNeeds) -> tuple[str, str]:
         """Check that the plan fits beside those of other jobs, enter it, and make the folder of tables.
 
-        Returns the folder; empty if the tables are in shared memory. Raises NotReadyError if they fit neither
-        there nor, where that is possible, into a folder.
+        Returns the folder and a note about it: empty if the tables are in shared memory, the folder also in
+        a dry run. Raises NotReadyError if they fit neither there nor, where that is possible, into a folder.
         """
-        self.note = ""
-        shared, memory = needs.shared_memory_bytes, needs.memory_bytes
+        shared, memory, folder, note = needs.shared_memory_bytes, needs.memory_bytes, "", ""
         with register_lock():
             base, reason = self._base_of_tables(needs)
             if base is not None:
-                table_storage.check_shared_memory(needs.structure_bytes + ENTRY_BYTES, self.job)
+                table_storage.check_shared_memory(needs.structure_bytes + ENTRY_BYTES, self.entry.job)
                 in_files, shared = shared - needs.structure_bytes, needs.structure_bytes
                 memory -= in_files
-                self.note = f"tables are files in {base} ({in_files / 1e9:.2f} GB): {reason}"
-            if self._registration is None:
-                return ""
-            if base is not None:
-                self._tables = table_storage.TableFolder(base, self.job)
+                note = f"tables are files in {base} ({in_files / 1e9:.2f} GB): {reason}"
+                if self._registration is not None:
+                    tables = table_storage.TableFolder(base, self.entry.job)
+                    self._tables.callback(tables.remove)
+                    folder = str(tables.path)
             self.update(shared_memory_bytes=shared, memory_bytes=memory)
-        return "" if self._tables is None else str(self._tables.path)
+        return folder, note
 
     def _base_of_tables(self, needs: MachineNeeds) -> tuple[Path | None, str]:
         """Return the folder in which tables shall be files, and why; None for shared memory."""
         reason, shared = "tables.storage is disk", needs.shared_memory_bytes
         if needs.storage != "disk":
             try:
-                table_storage.check_shared_memory(shared and shared + ENTRY_BYTES, self.job)
+                table_storage.check_shared_memory(shared and shared + ENTRY_BYTES, self.entry.job)
                 return None, ""
             except NotReadyError as error:
                 reason = str(error)
@@ -320,17 +313,11 @@ class MachineJob:
         folders = folders or table_storage.usual_folders(on_disk=needs.storage == "disk")
         return table_storage.roomy_folder(folders, shared - needs.structure_bytes, f"{reason}; "), reason
 
-    def _remove_tables(self) -> None:
-        """Remove the files of tables of the attempt before."""
-        if self._tables is not None:
-            self._tables.remove()
-            self._tables = None
-
     def release(self) -> None:
         """Remove tables and shared memory, end the registration."""
-        self._remove_tables()
+        self._tables.close()
         if self._registration is not None:
-            clean_up(self.job)
+            clean_up(self.entry.job)
             self._registration.release()
             self._registration = None
 
@@ -409,13 +396,12 @@ def check_machine(
         problems.append((f"has no script {os.path.join(folder, script)}; --sync brings it there", True))
     attempt(check_server_ports, *servers)
     attempt(allow_open_files, num_processes)
-    table_folder = attempt(held.claim, MachineNeeds(**needs))
+    table_folder, note = attempt(held.claim, MachineNeeds(**needs)) or ("", "")
     fingerprint = None
     if partition is not None:
         path, part_id, num_parts = partition
         fingerprint = attempt(check_partition, Path(folder, path), part_id, num_parts)
-    answer = {"problems": problems, "fingerprint": fingerprint, "note": held.note}
-    return {**answer, "table_folder": table_folder or ""}
+    return {"problems": problems, "fingerprint": fingerprint, "note": note, "table_folder": table_folder}
 
 
 def write_job_files(log_dir: str, machines: Sequence[Sequence[Any]]) -> None:

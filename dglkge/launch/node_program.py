@@ -29,10 +29,9 @@ from dglkge.distributed.jobs import JobEntry
 from dglkge.distributed.lease import new_nonce
 from dglkge.distributed.preemption import STOP_SIGNALS
 from dglkge.distributed.world import OWN_DISKS_VARIABLE
-from dglkge.errors import NotReadyError
 from dglkge.launch.background import Report, in_thread, spawn
 from dglkge.launch.fork_server import ForkServer
-from dglkge.launch.machine import KILL_SECONDS, MachineJob, has_variable, node_tasks, wait_while
+from dglkge.launch.machine import KILL_SECONDS, MachineJob, has_variable, node_tasks, wait_for_end
 from dglkge.launch.remote import protocol
 from dglkge.launch.stop_signals import status_of_stop
 
@@ -72,15 +71,16 @@ def _process_mark(number: int) -> str:
 class NodeProgram:
     """Serves one launcher.
 
-    `report` takes messages for the user of a node program that has connected by itself. `is_told` is whether
-    the launcher has told the end of the job.
+    `report` takes messages for the user of a node program that has connected by itself to `where`.
     """
 
-    def __init__(self, peer: protocol.Peer, python: str, report: Report = lambda text: None) -> None:
+    def __init__(
+        self, peer: protocol.Peer, python: str, report: Report = lambda text: None, where: str = ""
+    ) -> None:
         self._peer = peer
         self._report = report
-        self.is_told = False
-        self._end = protocol.LOST_STATUS, "the connection ended"
+        self._where = where
+        self._end: tuple[int, str] | None = None
         self._processes: dict[int, _Process] = {}
         self._fork_server: ForkServer | None = None
         self._early: dict[int, int] = {}
@@ -89,11 +89,11 @@ class NodeProgram:
         self._job = MachineJob()
         self._tasks = {**node_tasks(self._job, python), "register": self._register}
 
-    async def run(self, greeting: str = "") -> tuple[int, str]:
-        """Serve until the launcher has told the end of the job, or is lost.
+    async def run(self, greeting: str = "") -> int:
+        """Serve until the launcher has told the end of the job, or is lost; report why.
 
         `greeting` is reported once stop signals are handled. Returns the job's status, LOST_STATUS or that of
-        a second stop signal, and a reason.
+        a second stop signal.
         """
         loop = asyncio.get_running_loop()
         # Orphans of the job's processes become children of this program, so that it finds and ends them.
@@ -105,7 +105,7 @@ class NodeProgram:
         self._report(greeting)
         self._peer.writer.write(protocol.MARK)
         handlers: protocol.Handlers = {"start": self._start, "signal": self._signal, "end": self._take_end}
-        reason = ""
+        reason = "the connection ended"
         try:
             await self._peer.serve(lambda call: in_thread(protocol.answer, call, self._tasks), handlers)
         except asyncio.TimeoutError:
@@ -118,29 +118,32 @@ class NodeProgram:
         finally:
             await self._end_processes()
             self._job.release()
-        return self._end[0], reason or self._end[1]
+        lost = f"the launcher at {self._where} is lost: {reason}; this node's part ends"
+        status, words = self._end or (protocol.LOST_STATUS, lost)
+        if words:
+            self._report(words)
+        return status
 
     async def _take_end(self, status: int, reason: str) -> None:
         """The launcher tells the end of the job."""
-        self.is_told = True
-        self._leave(status, reason)
+        self._leave(status, reason and f"the job has ended: {reason}")
 
-    def _leave(self, status: int, reason: str) -> None:
-        """End :meth:`run`, with this result."""
-        self._end = status, reason
+    def _leave(self, status: int, words: str = "") -> None:
+        """End :meth:`run`, with this result and last message."""
+        self._end = status, words
         if self._main is not None:
             self._main.cancel()
 
     def _take_stop_signal(self, number: int) -> None:
         """Ask the launcher to stop the job; a second signal ends this program and its processes."""
         self._num_stops += 1
-        self._peer.tell("stop", number=number)
+        self._peer.tell("stop", number=number, is_second=self._num_stops > 1)
         name = signal.Signals(number).name
         if self._num_stops == 1:
             self._report(f"received {name}: the launcher stops the job; a second signal ends this node")
         else:
             self._report(f"stopped by a second signal, {name}: this node's part ends")
-            self._leave(status_of_stop(number), "stopped by a second signal")
+            self._leave(status_of_stop(number))
 
     def _end_fork_server(self) -> None:
         """End the fork server: processes that it has not started yet will not be."""
@@ -305,11 +308,7 @@ class NodeProgram:
         def running() -> list[int]:
             return [process.pid for process in self._processes.values() if not process.gone.done()]
 
-        if pids := wait_while(running, LEFT_SECONDS):
-            raise NotReadyError(
-                "processes of the attempt before have not ended on this machine after "
-                f"{LEFT_SECONDS:g} s (pid {', '.join(map(str, pids))}); end them"
-            )
+        wait_for_end(running, LEFT_SECONDS, "the attempt before")
         self._job.register(JobEntry.from_dict(entry))
 
 
@@ -346,7 +345,7 @@ def main(heartbeat_timeout: float | None = protocol.HEARTBEAT_TIMEOUT_SECONDS) -
 
     async def run() -> int:
         peer = protocol.Peer(await open_streams(requests, replies), heartbeat_timeout)
-        return (await NodeProgram(peer, sys.executable).run())[0]
+        return await NodeProgram(peer, sys.executable).run()
 
     status = asyncio.run(run())
     sys.stderr.flush()

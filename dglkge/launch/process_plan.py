@@ -92,17 +92,17 @@ class JobSettings:
 
     Attributes
     ----------
-    ip_config : str
-        Path of the cleaned ip_config.txt that servers and trainers read.
     num_omp_threads : int or None
         Of a trainer; None: the cores of its machine shared out among the trainers.
     part_config : str or None
         DGL's partition file; None: the script names it.
     extra_envs : mapping of str to str
         Variables for every process; they override all others.
+    log_dir : str
+        Folder of the logs, with the cleaned ip_config.txt that servers and trainers read.
     shows_progress : bool
         Whether the launcher writes to a terminal, and trainers show progress although they write to a pipe.
-    has_own_disks : bool
+    sync : bool
         Whether the machines share no disk, so that each sends its parts of a checkpoint to the first.
     job, attempt
         Id of the job, equal for all its attempts, in the lease on the run's folder. Each attempt has names of
@@ -112,7 +112,6 @@ class JobSettings:
     """
 
     command: tuple[str, ...]
-    ip_config: str
     num_trainers: int
     num_servers: int = 1
     num_samplers: int = 0
@@ -123,12 +122,19 @@ class JobSettings:
     log_dir: str = "logs"
     extra_envs: Mapping[str, str] = field(default_factory=dict)
     shows_progress: bool = False
-    has_own_disks: bool = False
+    sync: bool = False
     log_format: str = world.TEXT
     job: str = ""
     attempt: int = 0
     device: str = ""
-    verify: bool = True
+    no_verify: bool = False
+
+
+OPTIONS = (
+    "num_samplers", "num_omp_threads", "num_server_threads", "graph_format", "extra_envs", "log_format",
+    "sync", "no_verify",
+)  # fmt: skip
+"""Fields of :class:`JobSettings` that are options of the command line as they are."""
 
 
 @dataclass(frozen=True)
@@ -203,10 +209,10 @@ def plan_processes(
         # DGL counts samplers as clients: a server waits until this number has connected.
         "DGL_NUM_CLIENT": settings.num_trainers * (1 + settings.num_samplers) * len(hosts),
         "DGL_NUM_SAMPLER": settings.num_samplers, "DGL_NUM_SERVER": settings.num_servers,
-        "DGL_GRAPH_FORMAT": settings.graph_format, "DGL_IP_CONFIG": settings.ip_config,
+        "DGL_GRAPH_FORMAT": settings.graph_format, "DGL_IP_CONFIG": f"{settings.log_dir}/ip_config.txt",
         "DGL_CONF_PATH": settings.part_config, "DGLKGE_LOG_DIR": settings.log_dir,
-        world.OWN_DISKS_VARIABLE: 1 if settings.has_own_disks else None,
-        world.NO_VERIFY_VARIABLE: None if settings.verify else 1,
+        world.OWN_DISKS_VARIABLE: 1 if settings.sync else None,
+        world.NO_VERIFY_VARIABLE: 1 if settings.no_verify else None,
         world.LOG_FORMAT_VARIABLE: None if settings.log_format == world.TEXT else settings.log_format,
         world.JOB_VARIABLE: settings.job or None,
         SEGMENTS_VARIABLE: f"{job_prefix(settings.job)}{settings.attempt}~" if settings.job else None,
@@ -272,7 +278,7 @@ def describe_plan(processes: Sequence[PlannedProcess]) -> str:
         variables = [f"{key}={shlex.quote(value)}" for key, value in sorted(process.environment.items())]
         lines.append(f"# {process.name} on {process.address}")
         lines.append(" ".join(["env", *variables, shlex.join(process.command)]))
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def plan_to_dict(processes: Sequence[PlannedProcess]) -> list[dict[str, object]]:

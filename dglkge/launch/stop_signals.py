@@ -11,11 +11,11 @@ import asyncio
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType
 
 from dglkge.distributed.preemption import STOP_SIGNALS, handled
-from dglkge.errors import FAILURE_STATUS, INTERRUPTED_STATUS
+from dglkge.errors import FAILURE_STATUS, exit_status_of
 from dglkge.launch.background import Report
 
 _received: list[int] = []
@@ -41,39 +41,35 @@ def status_of_stop(number: int) -> int:
     return FAILURE_STATUS if number == signal.SIGTERM else 128 + number
 
 
-def describe_stop(error: KeyboardInterrupt) -> tuple[str, int]:
-    """Return words for a message, and the exit status, for an exception of Ctrl-C, SIGTERM or SIGHUP."""
+def describe_stop(error: BaseException) -> tuple[str, int]:
+    """Return words for a message, and the exit status, for an exception that ends the launcher."""
     if isinstance(error, StoppedBySignal):
         return f"stopped by {error}", status_of_stop(error.number)
-    return "interrupted", INTERRUPTED_STATUS
+    return "interrupted" if isinstance(error, KeyboardInterrupt) else str(error), exit_status_of(error)
 
 
 FORWARD_SECONDS = 2.0
 """Pause before a node's stop signal counts: a scheduler that signals all nodes reaches this launcher too."""
 
 
-def stop_forwarder(report: Report) -> Callable[[str, int], None]:
-    """Return a function that gives this launcher the first stop signal of a node, by name and number.
+def forward_stop(report: Report, name: str, number: int) -> None:
+    """Give this launcher a stop signal that a node has received, unless it has one already.
 
-    Not if the launcher has received one itself. It is called on an event loop.
+    It is called on an event loop.
     """
-    forwarded: list[int] = []
 
-    def send(name: str, number: int) -> None:
+    def send() -> None:
         # A second signal to the launcher would end the trainers before they have committed.
         if not _received:
+            _received.append(number)  # its handler runs later, in the main thread
             report(f"{name} received {signal.Signals(number).name}: stopping the job")
             signal.pthread_kill(threading.main_thread().ident or 0, number)
 
-    def forward(name: str, number: int) -> None:
-        if not forwarded and number in STOP_SIGNALS:
-            forwarded.append(number)
-            asyncio.get_running_loop().call_later(FORWARD_SECONDS, send, name, number)
-
-    return forward
+    if number in STOP_SIGNALS:
+        asyncio.get_running_loop().call_later(FORWARD_SECONDS, send)
 
 
-def stop_signals_raised() -> contextlib.AbstractContextManager[None]:
+def stop_signals_raised() -> contextlib.AbstractContextManager[object]:
     """Raise :class:`StoppedBySignal` in the main thread on SIGTERM and SIGHUP inside the block.
 
     Ctrl-C raises KeyboardInterrupt as always. Ignored signals stay ignored (``nohup``).
@@ -85,7 +81,7 @@ def stop_signals_raised() -> contextlib.AbstractContextManager[None]:
     return _received_by({signal.SIGTERM: stop, signal.SIGHUP: stop})
 
 
-def signals_recorded(recorded: list[int]) -> contextlib.AbstractContextManager[None]:
+def signals_recorded(recorded: list[int]) -> contextlib.AbstractContextManager[object]:
     """Append the numbers of Ctrl-C, SIGTERM and SIGHUP to a list inside the block.
 
     Ignored signals stay ignored (``nohup``).
@@ -93,13 +89,11 @@ def signals_recorded(recorded: list[int]) -> contextlib.AbstractContextManager[N
     return _received_by(dict.fromkeys(STOP_SIGNALS, recorded.append))
 
 
-@contextlib.contextmanager
-def _received_by(handlers: Mapping[int, Callable[[int], None]]) -> Iterator[None]:
+def _received_by(handlers: Mapping[int, Callable[[int], None]]) -> contextlib.AbstractContextManager[object]:
     """Record the signals of some handlers, and call these, inside the block."""
 
     def handle(number: int, _frame: FrameType | None) -> None:
         _received.append(number)
         handlers[number](number)
 
-    with handled(handlers, handle):
-        yield
+    return handled(handlers, handle)

@@ -30,8 +30,8 @@ import sys
 from dglkge.cli import launch
 from dglkge.launch.remote import remote_site
 planned = remote_site.planned_host
-def host(address, machine, described):
-    return planned(address, machine, {**described, "num_cores": int(open(sys.argv[1]).read())})
+def host(address, port, described):
+    return planned(address, port, {**described, "num_cores": int(open(sys.argv[1]).read())})
 remote_site.planned_host = host
 sys.exit(launch.main(sys.argv[2:]))
 """

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import psutil
 import pytest
@@ -118,7 +119,8 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def node_program() -> Iterator[NodeConnection]:
-    opened = open_node("here", None, sys.executable, {"PYTHONPATH": str(ROOT)})
+    with patch.dict(os.environ, PYTHONPATH=str(ROOT)):
+        opened = open_node("here", None, sys.executable)
     try:
         yield opened
     finally:

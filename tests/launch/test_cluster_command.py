@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dglkge.launch.remote.connection import STARTER, SshSettings, forwarded_environment, ssh_command
+from dglkge.launch.remote.connection import STARTER, forwarded_environment, ssh_client
 from tests.launch.conftest import SERVERS_LEAVE, TIMEOUT_SECONDS
 
 REMOTE_LAUNCHER = """
@@ -156,15 +156,14 @@ def test_a_stop_while_files_are_fetched(remote, tmp_path, number, status, expect
 
 def test_users_options_come_first() -> None:
     """ssh takes the first value of an option, so the user's win; ours make a silent host known in time."""
-    settings = SshSettings(options=("ConnectTimeout=3", "StrictHostKeyChecking=no"))
-    command = ssh_command(settings, "host", ["true"])
+    command = ssh_client({"-p": None}, ("ConnectTimeout=3", "StrictHostKeyChecking=no"))
     options = [value for flag, value in zip(command, command[1:]) if flag == "-o"]
     assert options[:2] == ["ConnectTimeout=3", "StrictHostKeyChecking=no"]
     values = dict(option.split("=", 1) for option in reversed(options))
     assert (values["ConnectTimeout"], values["BatchMode"]) == ("3", "yes")
     assert int(values["ServerAliveInterval"]) * int(values["ServerAliveCountMax"]) <= 15
-    command = ssh_command(SshSettings(2222, "me", "my key"), "host", ["true"])
-    assert command[-9:-3] == ["-i", "my key", "-l", "me", "-p", "2222"]
+    command = ssh_client({"-i": "my key", "-p": 2222})
+    assert command[-4:] == ["-i", "my key", "-p", "2222"]
 
 
 def test_forwarded_variables() -> None:

@@ -284,7 +284,7 @@ def test_a_full_disk_is_reported_with_its_number(put, monkeypatch):
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     monkeypatch.setattr(file_transfer, "open", Mock(side_effect=full), raising=False)
     reply = put("x")
-    assert (reply.value, reply.error) == (errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert (reply.value, reply.error) == (errno.ENOSPC, f"put failed: {os.strerror(errno.ENOSPC)}")
 
 
 NO_STORE = HEAD.replace("store = LauncherStore", "# LauncherStore")

@@ -121,7 +121,7 @@ def test_stop_signals(program: RunningProgram) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         assert process.is_running()
         program.program.send_signal(number)
-        assert program.next() == Call("stop", {"number": number})
+        assert program.next() == Call("stop", {"number": number, "is_second": number == signal.SIGTERM})
     assert program.program.wait(TIMEOUT_SECONDS) == 1
     assert not process.is_running()
 

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from dglkge.cli.launch import main
-from dglkge.distributed.addresses import Machine
 from dglkge.errors import InputError
 from dglkge.launch import machine
 from dglkge.launch.machine import find_gpus, torch_has_cuda
@@ -35,7 +34,7 @@ from tests.toy_kg import REPOSITORY
 RUNNER = ("python", "runner.py")
 ONE_MACHINE = [Host("127.0.0.1", 30050, 2, "lo", RUNNER)]
 TWO_MACHINES = [Host("10.0.0.1", 30050, 8, None, ("/a/python",)), Host("10.0.0.2", 30060, 4, None, RUNNER)]
-SETTINGS = JobSettings(("train.py", "--lr", "1"), "/logs/ip_config.txt", num_trainers=2, log_dir="/logs")
+SETTINGS = JobSettings(("train.py", "--lr", "1"), num_trainers=2, log_dir="/logs")
 
 
 @pytest.mark.parametrize(("num_servers", "num_trainers", "num_samplers"), [(1, 1, 2), (3, 2, 0)])
@@ -174,7 +173,7 @@ def test_number_of_trainers(hosts, device, limits, expected):
 
 
 def environments(hosts: list[Host], device: str, num_trainers: int) -> list[str | None]:
-    settings = JobSettings(("train.py",), "ip_config.txt", num_trainers, num_servers=1)
+    settings = JobSettings(("train.py",), num_trainers, num_servers=1)
     settings = replace(settings, device=device_of_trainers(device, hosts, num_trainers))
     plan = plan_processes(hosts, settings, 29500, {})
     return [process.environment.get(VISIBLE_VARIABLE) for process in plan]
@@ -199,8 +198,8 @@ def test_processes_see_their_own_gpu() -> None:
 def test_launcher_plans_with_the_gpus_of_this_machine(tmp_path, monkeypatch, capsys):
     planned = remote_site.planned_host
 
-    def host(address: str, machine: Machine, described: Mapping[str, Any]) -> Host:
-        return planned(address, machine, {**described, "gpus": ("3", "1")})
+    def host(address: str, port: int, described: Mapping[str, Any]) -> Host:
+        return planned(address, port, {**described, "gpus": ("3", "1")})
 
     monkeypatch.setattr(remote_site, "planned_host", host)
     (tmp_path / "ip_config.txt").write_text("127.0.0.1 30050\n", encoding="utf-8")

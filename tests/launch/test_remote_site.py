@@ -22,7 +22,7 @@ from dglkge.distributed.lease import new_nonce
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.background import wait
 from dglkge.launch.process_plan import Host, JobSettings, Places
-from dglkge.launch.remote.connection import NodeConnection, SshSettings, open_node
+from dglkge.launch.remote.connection import NodeConnection, open_node, ssh_client
 from dglkge.launch.remote.remote_site import (
     RemoteSite,
     compare_fingerprints,
@@ -40,7 +40,7 @@ ENTRY = JobEntry(new_nonce())
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteSite]:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    opened = RemoteSite(SshSettings(), sys.executable, str(tmp_path))
+    opened = RemoteSite(ssh_client({}), sys.executable, str(tmp_path))
     yield opened
     opened.close()
 
@@ -53,7 +53,7 @@ def test_a_machine_that_goes_before_the_port_is_chosen(cluster: RemoteSite) -> N
         hosts = cluster.connect([Machine(ADDRESS, 1)], ENTRY)
         assert not segment.exists()
     process_of_program().kill()
-    settings = JobSettings(command=("train.py",), ip_config="ip_config.txt", num_trainers=1)
+    settings = JobSettings(command=("train.py",), num_trainers=1)
     with pytest.raises(NotReadyError, match=rf"^{sys.executable} could not run there: status -9$"):
         cluster.plan(hosts, settings)
 
@@ -101,14 +101,16 @@ def test_other_versions() -> None:
 def test_a_dry_run_with_sync_compares_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setattr("dglkge.launch.remote.remote_site.__version__", "0.1")
-    settings = JobSettings(command=("train.py",), ip_config="ip_config.txt", num_trainers=1)
-    with contextlib.closing(SyncedSite(SshSettings(), sys.executable, str(tmp_path))) as site:
+    settings = JobSettings(command=("train.py",), num_trainers=1)
+    places = Places(tmp_path, tmp_path / "machine")
+    opened = SyncedSite(ssh_client({}), sys.executable, str(tmp_path), places=places, repair=print)
+    with contextlib.closing(opened) as site:
         hosts = site.connect([Machine(ADDRESS, 1)], None)
         text = f"1 hosts; nothing was started\n  {ADDRESS}  has dglkge {__version__}, the launcher has 0.1"
         with pytest.raises(NotReadyError, match=text):
             site.plan(hosts, settings)
         with pytest.raises(NotReadyError, match=text):
-            site.send_files(settings.command, None, None, Places(tmp_path, tmp_path / "machine"))
+            site.send_files(settings.command, None, None)
     assert not (tmp_path / "machine").exists()
 
 
@@ -122,7 +124,7 @@ def test_interface_of_an_address() -> None:
     interfaces = {"127.0.0.1": "lo", "10.1.2.3": "eth0"}
     described = {"interfaces": interfaces, "gpus": [], "runner": ["python"], "num_cores": 4}
     for address, interface in {**interfaces, "127.0.0.9": "lo", "10.1.2.4": None}.items():
-        host = planned_host(address, Machine(address, 20000), described)
+        host = planned_host(address, 20000, described)
         assert host == Host(address, 20000, 4, interface, ("python",))
 
 
@@ -200,7 +202,7 @@ def test_a_node_program_that_is_gone(session: NodeConnection) -> None:
 def test_what_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError, match="^the launcher's machine cannot start 'ssh', which reaches here"):
-        open_node("here", SshSettings(), sys.executable, {})
-    words = "^here, the launcher's machine: cannot start /: Permission denied; give the path of another int"
+        open_node("here", ssh_client({}), sys.executable)
+    words = "^here, the launcher's machine: cannot start / .--python gives another.: Permission denied$"
     with pytest.raises(InputError, match=words):
-        open_node("here", None, "/", {})
+        open_node("here", None, "/")

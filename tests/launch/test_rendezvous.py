@@ -77,7 +77,7 @@ class _Hub:
 def hub(free_port: int) -> Iterator[_Hub]:
     opened = _Hub(free_port)
     yield opened
-    opened.nodes.close()
+    wait(opened.nodes.close())
     for node in opened.started:
         children = psutil.Process(node.pid).children(recursive=True) if node.poll() is None else []
         with contextlib.suppress(ProcessLookupError):
@@ -97,11 +97,11 @@ def test_a_job_of_two_nodes(hub: _Hub, tmp_path: Path) -> None:
     assert wait(copy) == 1 and (tmp_path / "there" / "here").read_bytes() == content
     process, events = hub.start("echo $ODD$DGLKGE_SECRET$TORCHELASTIC_USE_AGENT_STORE; exit 5")
     assert (outcome(process, events), process.status) == (b"it's\n", 5)
-    hub.nodes.end(7, "trainer 0 ended with status 7")
+    wait(hub.nodes.end(7, "trainer 0 ended with status 7"))
     output = node.communicate(timeout=TIMEOUT_SECONDS)[0]
     # Told the end, it is not lost, even if it leaves before the launcher closes.
     hub.wait_for(lambda: not hub.nodes._nodes)
-    hub.nodes.close()
+    wait(hub.nodes.close())
     assert not any("is lost" in report for report in hub.reports)
     assert node.returncode == 7
     assert "[launcher] the job has ended: trainer 0 ended with status 7\n" in output
@@ -133,7 +133,7 @@ def test_a_launcher_that_is_lost(is_reset: bool, hub: _Hub) -> None:
         connection = hub.nodes.connection(1).writer.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     child = hub.await_pid(*hub.start("exec sleep 600"))
-    hub.nodes.close()
+    wait(hub.nodes.close())
     output = node.communicate(timeout=TIMEOUT_SECONDS)[0]
     assert node.returncode == 255
     where = f"127.0.0.1:{hub.port}"
@@ -256,11 +256,11 @@ def test_ipv6(free_port: int) -> None:
         nodes = Rendezvous(NodePlace(0, 2, "::1", free_port), SECRET, 10.0, lambda _: None)
     except (OSError, InputError):
         pytest.skip("this machine has no IPv6 loopback")
-    with (
-        contextlib.closing(nodes),
-        pytest.raises(RefusedError, match="sockets are IPv4 only: give this"),
-    ):
-        connect_node(NodePlace(1, 2, "::1", free_port))
+    try:
+        with pytest.raises(RefusedError, match="sockets are IPv4 only: give this"):
+            connect_node(NodePlace(1, 2, "::1", free_port))
+    finally:
+        wait(nodes.close())
 
 
 def test_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from dglkge.distributed.preemption import STOP_SIGNALS
 from dglkge.distributed.world import JOB_VARIABLE
 from dglkge.launch.console import Console
 from dglkge.launch.process_plan import SERVER, TRAINER, Limits, PlannedProcess
-from dglkge.launch.remote.connection import SshSettings
+from dglkge.launch.remote.connection import ssh_client
 from dglkge.launch.remote.remote_site import RemoteSite
 from dglkge.launch.supervisor import JobResult, Supervisor
 from tests.launch.conftest import planned_process
@@ -56,7 +56,7 @@ def is_running(pid: int) -> bool:
 
 
 def supervise(folder: Path, console: Console, limits: Limits, plan: list[PlannedProcess]) -> JobResult:
-    with contextlib.closing(RemoteSite(SshSettings(), sys.executable, "/")) as site:
+    with contextlib.closing(RemoteSite(ssh_client({}), sys.executable, "/")) as site:
         site.connect([Machine(ADDRESS, 1)], JobEntry(JOB))
         return Supervisor(site, console, folder, limits).run(plan)
 

@@ -58,9 +58,9 @@ def test_room(tmp_path: Path) -> None:
 def test_claims(tmp_path: Path) -> None:
     job = MachineJob()
     folders = (str(tmp_path),)
-    assert job.claim(MachineNeeds(0)) == "" and job.note == ""
-    job.claim(MachineNeeds(2**20, structure_bytes=2**10, storage="disk", table_folders=folders))
-    assert job.note == f"tables are files in {tmp_path} (0.00 GB): tables.storage is disk"
+    assert job.claim(MachineNeeds(0)) == ("", "")
+    needs = MachineNeeds(2**20, structure_bytes=2**10, storage="disk", table_folders=folders)
+    assert job.claim(needs)[1] == f"tables are files in {tmp_path} (0.00 GB): tables.storage is disk"
     assert list(tmp_path.iterdir()) == []  # a dry run
     with pytest.raises(InputError, match=r"^the tables need \S+ GB of shared memory, /dev/shm has \S+ GB f"):
         job.claim(MachineNeeds(2**60))

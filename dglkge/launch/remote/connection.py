@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fnmatch
+import functools
 import itertools
 import json
 import os
@@ -24,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dglkge.errors import InputError, NotReadyError
-from dglkge.launch.background import in_thread, wait
+from dglkge.errors import InputError, NotReadyError, os_errors
+from dglkge.launch.background import in_thread, launcher_loop, wait
 from dglkge.launch.process_plan import TRAINER, PlannedProcess, common_environment
 from dglkge.launch.remote import protocol
 
@@ -39,7 +40,6 @@ POLL_SECONDS = 0.02
 MOST_EVENTS = 1024
 """Changes of processes that wait to be processed; then processes that print more are blocked."""
 
-Environment = Mapping[str, str]
 Changes = Mapping[str, Any]
 """What a node program tells of a process: ``data``, its output, or fields of :class:`RunningProcess`."""
 
@@ -122,21 +122,15 @@ class RunningProcess:
         return f"{self.name}{pid} on {self.planned.address}"
 
     def send_signal(self, number: int) -> None:
-        """Request a signal to the process; SIGKILL goes to all its descendants too."""
-        self.connection.signal(self.number, number)
+        """Request a signal to the process, from any thread; SIGKILL goes to all its descendants too."""
+        tell = functools.partial(self.connection.tell, "signal", process=self.number, number=number)
+        launcher_loop().call_soon_threadsafe(tell)
 
-    def apply(
-        self,
-        pid: int | None = None,
-        status: int | None = None,
-        ended_at: float = 0.0,
-        is_gone: bool = False,
-        error: str | None = None,
-    ) -> None:
-        """Take over changes that the node program tells."""
-        self.pid = pid or self.pid
-        if status is not None:
-            self.status, self.ended_at, self.reported_at = status, ended_at, time.monotonic()
+    def apply(self, is_gone: bool = False, error: str | None = None, **fields: Any) -> None:
+        """Take over what the node program tells; `fields` are the pid, or the status and its time."""
+        vars(self).update(fields)
+        if "status" in fields:
+            self.reported_at = time.monotonic()
         if is_gone:
             self.is_gone = True
             if self.status is None:
@@ -177,29 +171,20 @@ SSH_DEFAULTS = (
 """A connection is closed after 12 s without a reply."""
 
 
-@dataclass(frozen=True)
-class SshSettings:
-    """Options for SSH from the command line; None: the value of ``~/.ssh/config``.
+def ssh_client(flags: Mapping[str, object], options: Sequence[str] = ()) -> list[str]:
+    """Return the command of ssh without the machine.
 
-    `options` are further ``KEY=VALUE`` of ssh_config(5); they override those of this module.
+    A flag whose value is None is left out. `options` are ``KEY=VALUE`` of ssh_config(5); they win over those
+    of this module.
     """
-
-    port: int | None = None
-    username: str | None = None
-    identity_file: str | None = None
-    options: tuple[str, ...] = ()
-
-
-def ssh_command(settings: SshSettings, address: str, words: Sequence[str]) -> list[str]:
-    """Return the command that runs some words on another machine, each quoted for the shell there."""
     command = ["ssh", "-T", "-x"]
     # ssh uses the first value of a repeated option
-    for option in (*settings.options, *SSH_DEFAULTS):
+    for option in (*options, *SSH_DEFAULTS):
         command += ["-o", option]
-    for flag, value in (("-i", settings.identity_file), ("-l", settings.username), ("-p", settings.port)):
+    for flag, value in flags.items():
         if value is not None:
             command += [flag, str(value)]
-    return [*command, "--", address, shlex.join(words)]
+    return command
 
 
 STARTER = (
@@ -215,16 +200,16 @@ be imported as the package. One line without quotes that a login shell may treat
 class ChildProgram:
     """A node program that is a child of this process, or the ssh client that leads to one elsewhere.
 
+    It gets the variables of this process that :func:`forwarded_environment` selects.
+
     Parameters
     ----------
     address : str
         As in ip_config.txt.
-    ssh : SshSettings or None
-        None: this machine.
+    ssh : sequence of str or None
+        Command of the client, as :func:`ssh_client` returns it; None: this machine.
     python : str
         The interpreter there.
-    environment : mapping of str to str
-        Added to the environment there.
 
     Raises
     ------
@@ -232,9 +217,10 @@ class ChildProgram:
         If there is no client here, or `python` cannot be started here.
     """
 
-    def __init__(self, address: str, ssh: SshSettings | None, python: str, environment: Environment) -> None:
+    def __init__(self, address: str, ssh: Sequence[str] | None, python: str) -> None:
         self.ssh = ssh
         self._python = python
+        environment = forwarded_environment(os.environ)
         # A file and not a pipe: a full pipe that is not read would block ssh.
         self._errors = tempfile.TemporaryFile()
         if ssh is None:
@@ -244,27 +230,20 @@ class ChildProgram:
             program = f"import sys; sys.path = [*filter(None, sys.path), {folder!r}]; "
             program += "import dglkge.launch.node_program as node; node.main(None)"
             command, variables, first = [python, "-c", program], {**os.environ, **environment}, b""
-            what = f"{address}, the launcher's machine: cannot start {python}"
-            remedy = "give the path of another interpreter with --python"
+            what = f"{address}, the launcher's machine: cannot start {python} (--python gives another)"
         else:
-            command = ssh_command(ssh, address, [python, "-I", "-S", "-c", STARTER])
+            # Each word is quoted for the shell there.
+            command = [*ssh, "--", address, shlex.join([python, "-I", "-S", "-c", STARTER])]
             program_there = [python, "-m", "dglkge.launch.node_program"]
-            variables, first = None, json.dumps([program_there, dict(environment)]).encode() + b"\n"
-            what = f"the launcher's machine cannot start {command[0]!r}, which reaches {address}"
-            remedy = "install OpenSSH's client"
+            variables, first = None, json.dumps([program_there, environment]).encode() + b"\n"
+            what = f"the launcher's machine cannot start 'ssh', which reaches {address} (install OpenSSH)"
         self.socket, child_socket = socket.socketpair()
         pipe = child_socket.fileno()
-        try:
+        with child_socket, os_errors(NotReadyError, what):
             # A session of its own: Ctrl-C in the terminal must reach the launcher only, which forwards it.
             self._process = subprocess.Popen(
                 command, env=variables, stdin=pipe, stdout=pipe, stderr=self._errors, start_new_session=True
             )
-        except OSError as error:
-            self._errors.close()
-            self.socket.close()
-            raise NotReadyError(f"{what}: {error.strerror}; {remedy}") from None
-        finally:
-            child_socket.close()
         with contextlib.suppress(OSError):
             self.socket.sendall(first)
 
@@ -296,10 +275,10 @@ class ChildProgram:
         return f"{self._python} could not run there: {words}"
 
 
-def open_node(address: str, ssh: SshSettings | None, python: str, environment: Environment) -> NodeConnection:
+def open_node(address: str, ssh: Sequence[str] | None, python: str) -> NodeConnection:
     """Start a node program, and connect to it; see :class:`ChildProgram` and :class:`NodeConnection`."""
     # Here and not on the loop: a child inherits the cores of the thread that starts it.
-    child = ChildProgram(address, ssh, python, environment)
+    child = ChildProgram(address, ssh, python)
 
     async def connect() -> NodeConnection:
         return NodeConnection(address, await asyncio.open_connection(sock=child.socket), child)
@@ -321,8 +300,6 @@ class NodeConnection(protocol.Peer):
 
     Attributes
     ----------
-    environment : mapping of str to str
-        Added to the environment of processes there.
     on_stop : callable
         Called with the number of a stop signal that the node program has received.
     on_lost : callable
@@ -336,19 +313,16 @@ class NodeConnection(protocol.Peer):
         self.is_here = child is not None and child.ssh is None
         super().__init__(streams, None if self.is_here else START_SECONDS)
         self.address, self.is_borrowed = address, child is None
-        self.environment: Mapping[str, str] = {}
         self.on_stop: Callable[[int], None] = lambda number: None
         self.on_lost: Callable[[str], None] = lambda why: None
         no_store = protocol.Reply(error="this job's launcher holds no store")
         self.store: Callable[[protocol.Call], protocol.Reply] = lambda _: no_store
         self._child = child
-        self._num_stops = 0
         self._processes: dict[int, RunningProcess] = {}
         self._process_numbers = itertools.count()
         self.why_silent: str | None = None
         """Why the connection was given up without an answer: the machine may be off."""
-        self._loop = asyncio.get_running_loop()
-        self._serving = self._loop.create_task(self._serve())
+        self._serving = asyncio.create_task(self._serve())
 
     async def call(self, task: str, seconds: float = REPLY_SECONDS, /, **arguments: Any) -> Any:
         """Call one of :func:`dglkge.launch.machine.node_tasks` and return its result; ``data`` are bytes.
@@ -370,9 +344,6 @@ class NodeConnection(protocol.Peer):
             raise NotReadyError(f"did not answer within {seconds:g} s") from None
         if reply is None:
             raise NotReadyError(await self.describe_end())
-        if reply.error is not None and reply.value is not None:
-            # An errno is that of a defect: tasks catch the errors that they expect.
-            raise InputError(f"{task} failed: {reply.error}")
         reply.check(InputError, NotReadyError)
         return reply.value, reply.data
 
@@ -381,19 +352,14 @@ class NodeConnection(protocol.Peer):
         processes = [RunningProcess(planned, self, next(self._process_numbers), events) for planned in plan]
         self._processes |= {process.number: process for process in processes}
         if self.is_alive:
-            added, command = self.environment, list(plan[0].command)
-            environment = {**added, **common_environment(plan)}
-            requests = [(process.number, {**added, **process.planned.environment}) for process in processes]
+            command, environment = list(plan[0].command), common_environment(plan)
+            requests = [(process.number, process.planned.environment) for process in processes]
             self.tell("start", command=command, environment=environment, folder=cwd, processes=requests)
         else:
             why = await self.describe_end()
             for process in processes:
                 await self._change(process.number, is_gone=True, error=why)
         return processes
-
-    def signal(self, process: int, number: int) -> None:
-        """Request a signal to a process, from any thread."""
-        self._loop.call_soon_threadsafe(lambda: self.tell("signal", process=process, number=number))
 
     async def close(self) -> None:
         """Close the stream: a node program that was not told the job's end counts the launcher as lost."""
@@ -433,10 +399,9 @@ class NodeConnection(protocol.Peer):
         for number in list(self._processes):
             await self._change(number, is_gone=True, error=why)
 
-    async def _stop(self, number: int) -> None:
-        """The node program has received a stop signal."""
-        self._num_stops += 1
-        if self._num_stops > 1:
+    async def _stop(self, number: int, is_second: bool) -> None:
+        """The node program has received a stop signal; it ends at a second one."""
+        if is_second:
             self.why_silent = f"stopped by a second signal, {signal.Signals(number).name}"
         self.on_stop(number)
 

@@ -9,9 +9,9 @@ import os
 import stat
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from dglkge.checkpoint.layout import TEMPORARY_SUFFIX, is_temporary_of_a_job, temporary_file
 from dglkge.distributed.lease import Lease, new_nonce
@@ -36,15 +36,6 @@ ABANDONED_SECONDS = 2 * STALL_SECONDS
 """An unfinished file to which nothing was written for this time belongs to a copy that was interrupted."""
 
 
-class FileState(NamedTuple):
-    """Name of a file in its folder, bytes, whole seconds of its last change, CRC-32 of a small file."""
-
-    name: str
-    num_bytes: int
-    changed: int
-    crc32: int
-
-
 def file_names(folder: str, follow_links: bool = False) -> Iterator[str]:
     """Yield the names of all regular files below a folder; links are what they lead to, or left out."""
     get_status = os.stat if follow_links else os.lstat
@@ -58,8 +49,11 @@ def file_names(folder: str, follow_links: bool = False) -> Iterator[str]:
                     yield os.path.relpath(path, folder)
 
 
-def file_state(folder: str, name: str) -> FileState | None:
-    """Return the state of a file, or of what a link leads to; None if there is none."""
+def file_state(folder: str, name: str) -> list[int] | None:
+    """Return the state of a file, or of what a link leads to; None if there is none.
+
+    It is its bytes, the whole seconds of its last change, and the CRC-32 of a small file.
+    """
     path = Path(folder, name)
     try:
         status = path.stat()
@@ -67,10 +61,10 @@ def file_state(folder: str, name: str) -> FileState | None:
         crc32 = zlib.crc32(path.read_bytes()) if is_small else 0
     except OSError:
         return None
-    return FileState(name, status.st_size, int(status.st_mtime), crc32)
+    return [status.st_size, int(status.st_mtime), crc32]
 
 
-def list_files(folder: str, names: Sequence[str] | None = None) -> list[FileState]:
+def list_files(folder: str, names: Sequence[str] | None = None) -> dict[str, list[int]]:
     """Return the states of named files, or of all finished ones below a folder, which need not exist.
 
     Raises
@@ -79,28 +73,27 @@ def list_files(folder: str, names: Sequence[str] | None = None) -> list[FileStat
         If a named file is absent.
     """
     finished = (name for name in file_names(folder) if not name.endswith(TEMPORARY_SUFFIX))
-    states = []
+    states = {}
     for name in finished if names is None else names:
         if (state := file_state(folder, name)) is not None:
-            states.append(state)
+            states[name] = state
         elif names is not None:
             raise InputError(f"cannot send {Path(folder, name)}: there is no such file")
     return states
 
 
-def stale_files(folder: str, expected: Sequence[Sequence[Any]]) -> list[str]:
+def stale_files(folder: str, expected: Mapping[str, list[int]]) -> list[str]:
     """Return the names of files that are absent in a folder or have another state than expected.
 
     Removes what interrupted copies have left.
     """
-    for parent in {Path(folder, state[0]).parent for state in expected}:
+    for parent in {Path(folder, name).parent for name in expected}:
         for path in parent.glob(f"*{TEMPORARY_SUFFIX}"):
             with contextlib.suppress(OSError):
                 is_old = path.stat().st_mtime < time.time() - ABANDONED_SECONDS
                 if is_temporary_of_a_job(path.name) and is_old:
                     path.unlink()
-    states = (FileState(*state) for state in expected)  # lists, if they come as JSON
-    return [state.name for state in states if file_state(folder, state.name) != state]
+    return [name for name, state in expected.items() if file_state(folder, name) != state]
 
 
 def read_block(path: Path, start: int) -> tuple[tuple[bool, tuple[int, int]], bytes]:
@@ -221,7 +214,7 @@ async def copy_files(node: NodeConnection, here: str, there: str, names: Sequenc
     token = new_nonce()
     expected, _ = await source("list_files", names=names)
     if names is None:
-        for name, *_ in expected:
+        for name in expected:
             inner_path(here, name)  # a machine writes nowhere else
     stale, _ = await target("stale_files", expected=expected)
     try:

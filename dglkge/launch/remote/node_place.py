@@ -67,9 +67,10 @@ def node_place(
         return None
     if num_nodes is not None and options.has_ip_config:
         raise InputError("--nodes and --ip_config exclude each other: the file's lines are the nodes")
-    rank = options.node_rank
-    scheduled = scheduler_place(environment) if rank == AUTO else SchedulerPlace(int(rank))
-    count = num_nodes if num_nodes is not None or options.has_ip_config else scheduled.num_nodes
+    rank, scheduled_nodes, first = options.node_rank, None, None
+    if rank == AUTO:
+        rank, scheduled_nodes, first = scheduler_place(environment)
+    count = num_nodes if num_nodes is not None or options.has_ip_config else scheduled_nodes
     is_listed, host, port = count is None, None, RENDEZVOUS_PORT
     if options.rendezvous is not None:
         host, port = host_and_port(options.rendezvous, RENDEZVOUS_PORT)
@@ -78,16 +79,16 @@ def node_place(
         count, host = len(machines), host or machines[0].address
         if address is not None:
             raise InputError("--address and ip_config.txt exclude each other: line K has node K's address")
-    host = host or scheduled.first_host
+    host = host or first
     if host is None:
         if count > 1:
             raise InputError("--nodes needs --rendezvous host:port, where the nodes reach node 0")
         host = "127.0.0.1"
-    if scheduled.rank >= count:
-        raise InputError(f"--node_rank {scheduled.rank} of {count} nodes; allowed are 0 to {count - 1}")
+    if int(rank) >= count:
+        raise InputError(f"--node_rank {rank} of {count} nodes; allowed are 0 to {count - 1}")
     if address is not None:
         address = _find_address(address, interfaces)
-    return NodePlace(scheduled.rank, count, host, port, address, is_listed)
+    return NodePlace(int(rank), count, host, port, address, is_listed)
 
 
 def host_and_port(text: str, default_port: int) -> tuple[str, int]:
@@ -120,14 +121,6 @@ def _find_address(text: str, interfaces: Mapping[str, str]) -> str:
     return address
 
 
-class SchedulerPlace(NamedTuple):
-    """Rank of this node, number of nodes and name of node 0 as far as the scheduler gives them."""
-
-    rank: int
-    num_nodes: int | None = None
-    first_host: str | None = None
-
-
 class _Scheduler(NamedTuple):
     """Variables of a scheduler, of which the first that is set counts; how to start a process a node."""
 
@@ -154,8 +147,8 @@ SCHEDULERS = (
 """The first whose rank is set counts: ``mpirun`` and torchrun may run inside a job of SLURM."""
 
 
-def scheduler_place(environment: Mapping[str, str]) -> SchedulerPlace:
-    """Return this process's place from the environment of a scheduler.
+def scheduler_place(environment: Mapping[str, str]) -> tuple[int, int | None, str | None]:
+    """Return this node's rank; the number of nodes and the name of node 0 as far as the scheduler gives them.
 
     Raises
     ------
@@ -183,7 +176,7 @@ def scheduler_place(environment: Mapping[str, str]) -> SchedulerPlace:
                 f"{scheduler.name} has started this process on one of {num_nodes} nodes only; start "
                 f"dglkge-launch on each of them with {scheduler.remedy}"
             )
-        return SchedulerPlace(rank, num_nodes, *hosts[:1])
+        return rank, num_nodes, next(iter(hosts), None)
     names = ", ".join(f"{scheduler.rank} ({scheduler.name})" for scheduler in reversed(SCHEDULERS))
     raise InputError(
         f"--node_rank auto: no scheduler has set this node's rank; expected one of {names}; or give a number"

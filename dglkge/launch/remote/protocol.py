@@ -226,7 +226,7 @@ def answer(call: Call, tasks: Mapping[str, Callable[..., Any]]) -> Reply:
     except DglkgeError as error:
         return Reply(error=str(error), is_input=not isinstance(error, NotReadyError))
     except OSError as error:
-        return Reply(error.errno, error=error.strerror or str(error))
+        return Reply(error.errno, error=f"{call.task} failed: {error.strerror or error}")
     except Exception as error:
         return Reply(error=f"{call.task} failed: {error!r}")
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import os
 import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dglkge import __version__
 from dglkge.distributed.addresses import Machine, is_own_address
@@ -17,10 +19,10 @@ from dglkge.distributed.jobs import JobEntry
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.background import Report, wait
 from dglkge.launch.machine import machine_addresses
-from dglkge.launch.process_plan import Host, JobSettings, Places, PlannedProcess, plan_processes
-from dglkge.launch.remote import connection
+from dglkge.launch.process_plan import Host, JobSettings, PlannedProcess, plan_processes
+from dglkge.launch.remote.connection import Events, NodeConnection, RunningProcess, close_all, open_node
 from dglkge.launch.remote.rendezvous import Rendezvous
-from dglkge.launch.stop_signals import stop_forwarder
+from dglkge.launch.stop_signals import forward_stop
 from dglkge.launch.table_storage import MachineNeeds
 
 if TYPE_CHECKING:
@@ -41,18 +43,15 @@ def compare_versions(described: Mapping[str, Mapping[str, Any]], own_version: st
 
     `described` has the replies of ``machine.describe_machine`` by address.
     """
-    problems = []
-    addresses = list(described)
-    for address in addresses:
-        versions = described[address]["versions"]
+    first, problems = next(iter(described), ""), []
+    for address, about in described.items():
         # dglkge is compared with the launcher's, which plans the job; the others with the first machine's.
-        reference = {**described[addresses[0]]["versions"], "dglkge": own_version}
-        for name, version in reference.items():
-            owner = "the launcher" if name == "dglkge" else addresses[0]
-            if versions.get(name) is None:
+        for name, version in {**described[first]["versions"], "dglkge": own_version}.items():
+            installed, owner = about["versions"].get(name), "the launcher" if name == "dglkge" else first
+            if installed is None:
                 problems.append((address, f"has no {name}"))
-            elif version is not None and versions[name] != version:
-                problems.append((address, f"has {name} {versions[name]}, {owner} has {version}"))
+            elif version not in (None, installed):
+                problems.append((address, f"has {name} {installed}, {owner} has {version}"))
     return problems
 
 
@@ -67,6 +66,7 @@ def compare_fingerprints(fingerprints: Mapping[str, str | None]) -> list[tuple[s
 CLEAN_UP_SECONDS = 5.0
 
 
+@dataclass(eq=False)
 class RemoteSite:
     """The machines of a job that see one disk, with a node program on each.
 
@@ -75,8 +75,8 @@ class RemoteSite:
 
     Parameters
     ----------
-    ssh : connection.SshSettings
-        To machines that are not this one.
+    ssh : sequence of str
+        Command of the client for machines that are not this one; see ``ssh_client``.
     python : str
         The interpreter on every machine.
     folder : str
@@ -92,30 +92,23 @@ class RemoteSite:
         Of the machines, in the order of ip_config.txt.
     """
 
-    has_shared_disk = True
+    ssh: Sequence[str]
+    python: str
+    folder: str
+    nodes: Rendezvous | None = None
+    report: Report = lambda text: None
+    addresses: list[str] = field(default_factory=list, init=False)
+    has_shared_disk: ClassVar[bool] = True
+    _is_alone: bool = field(default=False, init=False)
+    _job: str = field(default="", init=False)
+    _sessions: dict[str, NodeConnection] = field(default_factory=dict, init=False)
+    _checked: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)
+    _problems: list[tuple[str, InputError]] = field(default_factory=list, init=False)
 
-    def __init__(
-        self,
-        ssh: connection.SshSettings,
-        python: str,
-        folder: str,
-        nodes: Rendezvous | None = None,
-        report: Report = lambda text: None,
-    ) -> None:
-        self._ssh = ssh
-        self._nodes = nodes
-        self._python = python
-        self._folder = folder
-        self._forward_stop = stop_forwarder(report)
-        self._is_alone = False
-        self._job = ""
-        self._sessions: dict[str, connection.NodeConnection] = {}
-        self._checked: dict[str, dict[str, Any]] = {}
-        self._problems: list[tuple[str, InputError]] = []
-        self.addresses: list[str] = []
-
-    def connect(self, machines: Sequence[Machine], entry: JobEntry | None) -> list[Host]:
-        """Start missing node programs, and get the facts that the plan depends on.
+    def connect(
+        self, machines: Sequence[Machine], entry: JobEntry | None, num_servers: int = 1
+    ) -> list[Host]:
+        """Start missing node programs, and get the facts that the plan depends on, with ports for servers.
 
         Sessions with other machines are closed. The entry registers the job on each machine, and removes
         segments of ended jobs and attempts; None: a dry run.
@@ -125,7 +118,7 @@ class RemoteSite:
         among several.
         """
         self.addresses = machine_addresses(machines)
-        is_alone = self.has_shared_disk and self._nodes is None and len(machines) == 1
+        is_alone = self.has_shared_disk and self.nodes is None and len(machines) == 1
         self._is_alone = is_alone and is_own_address(self.addresses[0])
         self._problems = []
         machine_of = dict(zip(self.addresses, machines))
@@ -146,15 +139,11 @@ class RemoteSite:
         if entry is not None:
             self._job = entry.job
             self._call_all(dict.fromkeys(described, {"entry": entry.to_dict()}), "register")
-        return [planned_host(name, machine_of[name], about) for name, about in described.items()]
-
-    def with_ports(self, hosts: Sequence[Host], machines: Sequence[Machine], num_servers: int) -> list[Host]:
-        """Choose free ports for the servers of machines to which ip_config gives none."""
-        without = {name for name, machine in zip(self.addresses, machines) if not machine.has_port}
-        present = [host.address for host in hosts if host.address in without]
-        questions = {name: {"address": name, "num_servers": num_servers} for name in present}
+        without = [name for name in described if not machine_of[name].has_port]
+        questions = {name: {"address": name, "num_servers": num_servers} for name in without}
         ports = self._call_all(questions, "choose_server_ports")
-        return [dataclasses.replace(host, port=ports.get(host.address, host.port)) for host in hosts]
+        ports = {name: machine_of[name].port for name in described} | ports
+        return [planned_host(name, ports[name], about) for name, about in described.items()]
 
     def check(
         self, hosts: Sequence[Host], settings: JobSettings, graph: str | None, needs: Sequence[MachineNeeds]
@@ -172,7 +161,7 @@ class RemoteSite:
             part_id = None if self._is_alone else machine
             questions[host.address] = {
                 "servers": (host.address, host.port, settings.num_servers),
-                "folder": self._folder,
+                "folder": self.folder,
                 "script": script,
                 "partition": graph and (graph, part_id, len(self.addresses)),
                 "num_processes": len(hosts) * (settings.num_servers + settings.num_trainers),
@@ -201,12 +190,10 @@ class RemoteSite:
         hosts = [dataclasses.replace(host, table_folder=folders.get(host.address, "")) for host in hosts]
         return plan_processes(hosts, settings, ports[first.address], os.environ)
 
-    def send_files(
-        self, command: Sequence[str], config: Config | None, part_config: str | None, places: Places
-    ) -> None:
+    def send_files(self, command: Sequence[str], config: Config | None, part_config: str | None) -> None:
         """Do nothing: the machines share a disk with this one."""
 
-    def fetch_logs(self, log_dir: Path, places: Places) -> None:
+    def fetch_logs(self, log_dir: Path) -> None:
         """Do nothing: the machines share a disk with this one."""
 
     def write_job_files(self, log_dir: Path, hosts: Sequence[Host]) -> None:
@@ -220,14 +207,12 @@ class RemoteSite:
         notes = {address: answer["note"] for address, answer in self._checked.items() if answer["note"]}
         return [note if self._is_alone else f"{address}: {note}" for address, note in notes.items()]
 
-    def start(
-        self, plan: Sequence[PlannedProcess], events: connection.Events
-    ) -> list[connection.RunningProcess]:
+    def start(self, plan: Sequence[PlannedProcess], events: Events) -> list[RunningProcess]:
         """Start the processes of a job on their machines; return them in the order of the plan."""
         started = []
         for address in {planned.address for planned in plan}:
             local = [planned for planned in plan if planned.address == address]
-            started += wait(self._sessions[address].start(local, self._folder, events))
+            started += wait(self._sessions[address].start(local, self.folder, events))
         return sorted(started, key=lambda process: plan.index(process.planned))
 
     def clean_up(self, addresses: Collection[str]) -> None:
@@ -248,19 +233,19 @@ class RemoteSite:
         """End all node programs, and with them the job's entries on the machines."""
         self._close(list(self._sessions))
 
-    def _open(self, address: str, name: str) -> connection.NodeConnection:
+    def _open(self, address: str, name: str) -> NodeConnection:
         """Connect to a machine and start its node program."""
-        if self._is_node(address) and self._nodes is not None:
-            return self._nodes.connection(self.addresses.index(address))
+        if self._is_node(address) and self.nodes is not None:
+            return self.nodes.connection(self.addresses.index(address))
         # Without SSH the machine of the launcher needs no SSH server and no key.
-        is_here = self._nodes is not None or is_own_address(address)
-        python = sys.executable if self._is_alone else self._python
-        ssh = None if is_here else self._ssh
-        session = connection.open_node(name, ssh, python, connection.forwarded_environment(os.environ))
-        session.on_stop = lambda number: self._forward_stop(f"the node program on {address}", number)
+        is_here = self.nodes is not None or is_own_address(address)
+        python = sys.executable if self._is_alone else self.python
+        ssh = None if is_here else self.ssh
+        session = open_node(name, ssh, python)
+        session.on_stop = functools.partial(forward_stop, self.report, f"the node program on {address}")
         return session
 
-    def _reopen(self, address: str) -> connection.NodeConnection:
+    def _reopen(self, address: str) -> NodeConnection:
         """Connect anew to a machine whose node program has ended."""
         session = self._sessions[address]
         if not session.is_borrowed:
@@ -269,12 +254,12 @@ class RemoteSite:
 
     def _is_node(self, address: str) -> bool:
         """Whether a machine's node program has connected by itself."""
-        return self._nodes is not None and self.addresses.index(address) > 0
+        return self.nodes is not None and self.addresses.index(address) > 0
 
     def _close(self, addresses: Sequence[str]) -> None:
         """End node programs but those that have connected by themselves, which are told the job's end."""
         sessions = [self._sessions.pop(address) for address in addresses]
-        wait(connection.close_all(session for session in sessions if not session.is_borrowed))
+        wait(close_all(session for session in sessions if not session.is_borrowed))
 
     def _raise_problems(self, outcome: str = "nothing was started") -> None:
         """Raise all problems in one error, if there are any; of this machine alone only the first."""
@@ -306,11 +291,11 @@ class RemoteSite:
         return results
 
 
-def planned_host(address: str, machine: Machine, described: Mapping[str, Any]) -> Host:
+def planned_host(address: str, port: int, described: Mapping[str, Any]) -> Host:
     """Return a machine as the plan needs it."""
     # 127.0.0.2 and others are no addresses of an interface, but all of them are reached by the loopback.
     loopback = described["interfaces"].get("127.0.0.1", "lo") if address.startswith("127.") else None
     interface = described["interfaces"].get(address, loopback)
     gpus = tuple(described["gpus"])
     runner = tuple(described["runner"])
-    return Host(address, machine.port, described["num_cores"], interface, runner, gpus=gpus)
+    return Host(address, port, described["num_cores"], interface, runner, gpus=gpus)

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from dglkge.distributed.addresses import Machine, read_ip_config
-from dglkge.errors import DglkgeError, InputError, NotReadyError, exit_status_of
+from dglkge.errors import DglkgeError, InputError, NotReadyError
 from dglkge.launch.background import Report, wait
 from dglkge.launch.node_program import NodeProgram
 from dglkge.launch.remote import protocol
 from dglkge.launch.remote.connection import NodeConnection, close_all, forwarded_environment
 from dglkge.launch.remote.node_place import NodePlace
-from dglkge.launch.stop_signals import describe_stop, stop_forwarder
+from dglkge.launch.stop_signals import describe_stop, forward_stop
 
 MOST_HANDSHAKES = 64
 """Most connections whose handshake is not finished; further ones are closed."""
@@ -51,15 +51,12 @@ def nodes_of_job(
     nodes = Rendezvous(place, protocol.read_secret(secret_file), seconds, report)
     try:
         yield nodes
-    except DglkgeError as error:
-        nodes.end(exit_status_of(error), str(error))
-        raise
-    except KeyboardInterrupt as error:
+    except (DglkgeError, KeyboardInterrupt) as error:
         words, status = describe_stop(error)
-        nodes.end(status, words)
+        wait(nodes.end(status, words))
         raise
     finally:
-        nodes.close()
+        wait(nodes.close())
 
 
 class Rendezvous:
@@ -80,17 +77,16 @@ class Rendezvous:
         self._refused: dict[str, str] = {}
         self._handshakes = asyncio.Semaphore(MOST_HANDSHAKES)
         self._has_ended = False
-        self._forward_stop = stop_forwarder(report)
         self._listener = listen(place.host, place.port)
         self._server = wait(asyncio.start_server(self._welcome, sock=self._listener))
 
-    def machines(self, ip_config: Path | None) -> list[Machine]:
-        """Wait for all nodes; return the machines of a file, line k for node k, or the nodes' addresses.
+    def machines(self, ip_config: Path) -> list[Machine]:
+        """Wait for all nodes; return their machines: line k for node k of the file, if that names them.
 
         Raises InputError if nodes have not come in time, the file has another number of lines, or this node's
         IPv4 address is not known.
         """
-        machines = [] if ip_config is None else read_ip_config(ip_config)
+        machines = read_ip_config(ip_config) if self._place.has_ip_config else []
         if machines and len(machines) != self.num_nodes:
             raise InputError(f"{ip_config} names {len(machines)} machines, the job has {self.num_nodes}")
         wait(self.await_nodes())
@@ -121,32 +117,24 @@ class Rendezvous:
             raise NotReadyError(f"cannot be reached by its node's dglkge-launch: {why}")
         return node
 
-    def end(self, status: int, reason: str) -> None:
+    async def end(self, status: int, reason: str) -> None:
         """Tell all nodes that the job has ended with a status; they exit with it.
 
         Nodes that have not come yet are waited for END_SECONDS: else they would wait for a launcher in vain.
         """
+        deadline = time.monotonic() + END_SECONDS
+        while len({*self._nodes, *self._why_lost}) < self.num_nodes - 1 and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_SECONDS)
+        self._has_ended = True  # before a node is told and leaves
+        for node in list(self._nodes.values()):  # each of them may be lost meanwhile
+            node.tell("end", status=status, reason=reason)
+            await node.drain()
 
-        async def tell() -> None:
-            deadline = time.monotonic() + END_SECONDS
-            while len({*self._nodes, *self._why_lost}) < self.num_nodes - 1 and time.monotonic() < deadline:
-                await asyncio.sleep(POLL_SECONDS)
-            self._has_ended = True  # before a node is told and leaves
-            for node in self._nodes.values():
-                node.tell("end", status=status, reason=reason)
-                await node.drain()
-
-        wait(tell())
-
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close all connections. Nodes that were not told the end count the launcher as lost."""
-
-        async def close() -> None:
-            self._server.close()
-            self._has_ended = True
-            await close_all(list(self._nodes.values()))
-
-        wait(close())
+        self._server.close()
+        self._has_ended = True
+        await close_all(list(self._nodes.values()))
 
     def _describe_missing(self, missing: Sequence[int]) -> str:
         """Describe why nodes have not come."""
@@ -166,15 +154,13 @@ class Rendezvous:
             try:
                 await asyncio.wait_for(self._admit((reader, writer)), protocol.HANDSHAKE_SECONDS)
                 self._refused.pop(address, None)
-            except (protocol.RefusedError, NotReadyError) as error:
+            # Others than InputError: a port scan, or a connection that was lost.
+            except (InputError, OSError, EOFError, asyncio.TimeoutError, TypeError, ValueError) as error:
                 writer.close()
-                # Reported once for each address and reason.
-                if self._refused.get(address) != str(error) and len(self._refused) < MOST_HANDSHAKES:
+                is_new = isinstance(error, InputError) and self._refused.get(address) != str(error)
+                if is_new and len(self._refused) < MOST_HANDSHAKES:
                     self._refused[address] = str(error)
                     self._report(f"warning: refused a connection from {address}: {error}")
-            # A port scan, or a connection that was lost.
-            except (OSError, EOFError, asyncio.TimeoutError, TypeError, ValueError):
-                writer.close()
 
     async def _admit(self, streams: protocol.Streams) -> None:
         """Add a node to those of the job; raises RefusedError or NotReadyError, which it has been told."""
@@ -190,8 +176,8 @@ class Rendezvous:
 
     def _join(
         self, streams: protocol.Streams, rank: int, num_nodes: int, address: str, variables: Sequence[str]
-    ) -> None:
-        """Add a node to those of the job; raises as :meth:`_admit` does."""
+    ) -> dict[str, str]:
+        """Add a node to those of the job; return variables for it to set; raises as :meth:`_admit`."""
         if num_nodes != self.num_nodes:
             raise protocol.RefusedError(f"it is started for {num_nodes} nodes, node 0 for {self.num_nodes}")
         if not 1 <= rank < self.num_nodes:
@@ -200,12 +186,12 @@ class Rendezvous:
         if rank in self._nodes:
             # An earlier process of a node that was started again may not count as lost yet.
             raise NotReadyError(f"node {rank} is connected already, from {self._nodes[rank].address}")
-        # The node's own variables win: a scheduler sets some of them for each node.
-        environment = forwarded_environment(os.environ)
         node = self._nodes[rank] = NodeConnection(address, streams)
-        node.environment = {name: environment[name] for name in set(environment) - set(variables)}
-        node.on_stop = lambda number: self._forward_stop(f"node {rank} ({address})", number)
+        node.on_stop = functools.partial(forward_stop, self._report, f"node {rank} ({address})")
         node.on_lost = lambda why: self._lose(rank, address, why)
+        # The node's own variables win: a scheduler sets some of them for each node.
+        forwarded = forwarded_environment(os.environ)
+        return {name: value for name, value in forwarded.items() if name not in variables}
 
     def _lose(self, rank: int, address: str, why: str) -> None:
         """Remove a node whose connection has ended."""
@@ -227,21 +213,17 @@ def own_address(sockets: Sequence[socket.socket]) -> str:
 
 def listen(host: str, port: int) -> socket.socket:
     """Listen on the address of a host if this machine has it, else on all interfaces."""
-    try:
-        candidates = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError:  # the name of a service that does not exist yet
-        candidates = []
+    places: list[tuple[Any, int, bool]] = []
+    with contextlib.suppress(OSError):  # the name of a service that does not exist yet
+        for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            # Debian gives a machine's own name the address 127.0.1.1, which no other node reaches.
+            if address[0] == host or not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
+                places.append((address, family, False))
     is_dual = socket.has_dualstack_ipv6()
-    places: list[tuple[Any, int, bool]] = [
-        (address, family, False)
-        for family, _, _, _, address in candidates
-        # Debian gives a machine's own name the address 127.0.1.1, which no other node reaches.
-        if address[0] == host or not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
-    ]
     places.append((("", port), socket.AF_INET6 if is_dual else socket.AF_INET, is_dual))
-    for address, family, is_on_all in places:
+    for place, kind, is_on_all in places:
         try:
-            return socket.create_server(address, family=family, dualstack_ipv6=is_on_all)
+            return socket.create_server(place, family=kind, dualstack_ipv6=is_on_all)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise NotReadyError(
@@ -265,14 +247,7 @@ def run_node(place: NodePlace, secret_file: str | None, python: str, seconds: fl
         peer = await connect(place, secret, seconds, report)
         where = f"{place.host}:{place.port}"
         greeting = f"node {place.rank} of {place.num_nodes}: connected to {where}"
-        program = NodeProgram(peer, python, report)
-        status, reason = await program.run(greeting)
-        if program.is_told:
-            if reason:
-                report(f"the job has ended: {reason}")
-        elif status == protocol.LOST_STATUS:
-            report(f"the launcher at {where} is lost: {reason}; this node's part ends")
-        return status
+        return await NodeProgram(peer, python, report, where).run(greeting)
 
     return asyncio.run(run())
 
@@ -322,6 +297,7 @@ async def _connect_once(place: NodePlace, secret: bytes) -> protocol.Peer:
         if not isinstance(reply, protocol.Reply):
             raise protocol.ProtocolError(f"no reply: {reply}")
         reply.check(protocol.RefusedError, NotReadyError)
+        os.environ.update(reply.value)
         peer.heartbeat_timeout = protocol.HEARTBEAT_TIMEOUT_SECONDS
         return peer
     except BaseException:

@@ -157,7 +157,7 @@ class LauncherStore(Store):
             self._connection.settimeout(ANSWER_SECONDS)
             reply = self._receive(call)
         if reply.error is not None and isinstance(reply.value, int):
-            raise OSError(reply.value, reply.error)
+            raise OSError(reply.value, os.strerror(reply.value))
         reply.check(CheckpointError, StorageError)
         return reply.value, reply.data
 

@@ -5,11 +5,13 @@ The run itself is in the launcher's folder while the job runs: :mod:`dglkge.laun
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER
 from dglkge.checkpoint.storage import CheckpointStorage
@@ -77,13 +79,13 @@ def _program(command: Sequence[str], here: Path) -> Iterator[Path]:
 def _graph_files(part_config: Path, part_id: int) -> Iterator[Path]:
     """Yield DGL's partition file and the files of one partition."""
     yield part_config
-    try:
+    # The check on the machine reports a problem.
+    with contextlib.suppress(OSError, ValueError, KeyError, AttributeError, TypeError):
         content = json.loads(part_config.read_bytes())
         yield from (part_config.parent / name for name in content[Field.part_files(part_id)].values())
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        return  # the check on the machine reports the problem
 
 
+@dataclass(eq=False)
 class SyncedSite(RemoteSite):
     """Several machines, each with a disk of its own.
 
@@ -91,17 +93,12 @@ class SyncedSite(RemoteSite):
     releases it in :meth:`close`. ``repair`` goes back to an undamaged version, if the newest is damaged.
     """
 
-    has_shared_disk = False
+    places: Places = field(kw_only=True)
+    repair: Callable[..., object] = field(kw_only=True)
+    has_shared_disk: ClassVar[bool] = False
+    _lease: Lease | None = field(default=None, init=False)
 
-    _lease: Lease | None = None
-
-    def __init__(self, *about: Any, repair: Callable[..., object] = lambda *_: None) -> None:
-        super().__init__(*about)
-        self._repair = repair
-
-    def send_files(
-        self, command: Sequence[str], config: Config | None, part_config: str | None, places: Places
-    ) -> None:
+    def send_files(self, command: Sequence[str], config: Config | None, part_config: str | None) -> None:
         """Send every machine its inputs, and open the run's folder to it.
 
         Raises
@@ -112,6 +109,7 @@ class SyncedSite(RemoteSite):
             If the run is damaged, or another job writes to its folder.
         """
         self._raise_problems()
+        places = self.places
 
         async def work(address: str) -> None:
             session, part_id = self._sessions[address], self.addresses.index(address)
@@ -133,7 +131,7 @@ class SyncedSite(RemoteSite):
             self._lease = LeaseTaker(output, new_nonce(), self._job, LAUNCHER).take()
         storage = CheckpointStorage(output / CHECKPOINT_FOLDER, self._lease)
         if config.checkpoint.fallback:
-            self._repair(storage, config)
+            self.repair(storage, config)
         storage.published()
         if storage.path.is_dir():
             storage.drop_unpublished(storage.published_version())
@@ -142,7 +140,7 @@ class SyncedSite(RemoteSite):
         for session in self._sessions.values():
             session.store = folder.answer
 
-    def fetch_logs(self, log_dir: Path, places: Places) -> None:
+    def fetch_logs(self, log_dir: Path) -> None:
         """Fetch what scripts have written to the folder of the logs on all machines.
 
         A machine whose node program has ended meanwhile gets a new one. Raises NotReadyError.
@@ -151,7 +149,7 @@ class SyncedSite(RemoteSite):
         for address, session in self._sessions.items():
             if not session.is_alive:
                 self._sessions[address] = self._reopen(address)
-        there = str(places.on_machines(log_dir))
+        there = str(self.places.on_machines(log_dir))
         self._run_all(lambda name: copy_files(self._sessions[name], str(log_dir), there), self.addresses)
         self._raise_problems("their files are still there")
 
