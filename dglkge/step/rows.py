@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -201,6 +202,13 @@ class HostStore(RowStore):
         return HostRows(tables)
 
 
+@dataclass
+class Piece:
+    """An array (n,) of an :class:`Upload`; ``tensor`` is the array on the device once it was sent."""
+
+    tensor: Any = None
+
+
 class Upload:
     """Arrays of one batch, copied to the device on a stream in one piece for each type of number."""
 
@@ -213,44 +221,31 @@ class Upload:
 
     def clear(self) -> None:
         """Drop the batch; its memory is used again."""
-        self._arrays: dict[np.dtype[Any], list[np.ndarray]] = {}
-        self.copies: dict[np.dtype[Any], Tensor] = {}
+        self._arrays: dict[np.dtype[Any], list[tuple[np.ndarray, Piece]]] = {}
 
     def add(self, array: np.ndarray) -> Piece:
-        """Add an array (n,) to the batch; the piece has it on the device after :meth:`send`."""
-        arrays = self._arrays.setdefault(array.dtype, [])
-        start = sum(map(len, arrays))
-        arrays.append(array)
-        return Piece(self, array.dtype, slice(start, start + len(array)))
+        """Add an array (n,) to the batch."""
+        piece = Piece()
+        self._arrays.setdefault(array.dtype, []).append((array, piece))
+        return piece
 
     def send(self) -> None:
         """Begin the copies."""
-        for dtype, arrays in self._arrays.items():
+        for dtype, pairs in self._arrays.items():
+            arrays, pieces = zip(*pairs)
             joined = torch.from_numpy(np.concatenate(arrays))
             host = self._host.take(dtype.name, len(joined), 1, joined.dtype).copy_(joined[:, None])
             # Allocated in the stream's own pool: memory of the main stream may still be read by kernels that
             # wait there.
             with self._backend.stream(self._stream):
                 there = self._there.take(dtype.name, len(joined), 1, joined.dtype)
-                self.copies[dtype] = there.copy_(host, non_blocking=True)[:, 0]
+                copy = there.copy_(host, non_blocking=True)[:, 0]
+            for piece, part in zip(pieces, copy.split([*map(len, arrays)])):
+                piece.tensor = part
 
     def wait(self) -> None:
         """Let what is queued on the device from now on wait for the copies."""
         self._backend.current_stream().wait_stream(self._stream)
-
-
-@dataclass(frozen=True)
-class Piece:
-    """An array (n,) of an :class:`Upload`."""
-
-    upload: Upload
-    dtype: np.dtype[Any]
-    place: slice
-
-    @property
-    def tensor(self) -> Tensor:
-        """The array on the device."""
-        return self.upload.copies[self.dtype][self.place]
 
 
 class Staged(NamedTuple):
@@ -288,6 +283,7 @@ class StagedRows(CopiedRows):
 class StagedStore(RowStore):
     """Copies the rows of batches from memory to a device, and gradients back."""
 
+    num_ahead = 1
     _returns = True
 
     def __init__(self, tables: TableSet, transforms: Transforms, device: ComputeDevice) -> None:
@@ -296,14 +292,10 @@ class StagedStore(RowStore):
         # Of priority, so that what is small need not wait for a kernel that fills the device.
         self._stream = device.backend.Stream(priority=-1)
         # Used in turn: while a batch computes, the ids of the next one are uploaded.
-        self._upload, self._spare_upload = (Upload(device, self._stream) for _ in range(2))
+        self._uploads = itertools.cycle([Upload(device, self._stream) for _ in range(2)])
         # Of each table's rows and gradients.
         self._host = {name: Scratch(pinned=device.pins_memory) for name in tables}
         self._there = {name: Scratch(device.device) for name in tables}
-
-    @property
-    def num_ahead(self) -> int:
-        return 1
 
     def planning(self) -> AbstractContextManager[Any]:
         # What is planned on the device must not wait for the batch that computes. Its memory is used again
@@ -311,8 +303,7 @@ class StagedStore(RowStore):
         return self._device.backend.stream(self._stream)
 
     def prepare(self, plan: Plan) -> Plan:
-        upload, self._spare_upload = self._spare_upload, self._upload
-        self._upload = upload
+        upload = next(self._uploads)
         upload.clear()
         distinct, places = {}, {}
         for name, ids in plan.ids.items():

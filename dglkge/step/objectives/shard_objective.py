@@ -11,6 +11,7 @@ which are to be summed over shards, and the gradients of the shard's own rows, w
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ class Answers:
     shares: Floats
     penalty_shares: Floats | None = None
 
-    @property
+    @functools.cached_property
     def query_of(self) -> Ids:
         """Query of each answer, (A,)."""
         return np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
@@ -151,7 +152,7 @@ class ProductShard:
         top = np.full(padded, IGNORED_SCORE, np.float32)
         totals = np.zeros(padded, np.float32)
         for number, panel in enumerate(self._panels):
-            top, totals = self._score_panel(number, panel, top, totals)
+            self._score_panel(number, panel, top, totals)
         self._top = top
         return ShardNumbers(self._with_answers(top[:num], totals[:num]))
 
@@ -182,12 +183,11 @@ class ProductShard:
         self._replace(scores, greatest, totals)
         return powers
 
-    def _score_panel(self, number: int, panel: _Panel, top: Floats, totals: Floats) -> tuple[Floats, Floats]:
-        """Score all queries against a panel and merge its numbers with those of the panels before."""
+    def _score_panel(self, number: int, panel: _Panel, top: Floats, totals: Floats) -> None:
+        """Score all queries against a panel and merge its numbers into those of the panels before."""
         dim = self._operand.shape[1]
         greatest = self._greatest[number]
         panel_totals = np.empty(self._padded, np.float32)
-        merged, merged_totals = np.empty_like(top), np.empty_like(totals)
         candidates = self._candidates[panel.start : panel.stop]
         for block in _runs(self._padded, QUERIES_A_BLOCK):
             powers = self._score_block(panel, block, greatest[block], panel_totals[block])
@@ -199,10 +199,9 @@ class ProductShard:
             if number == 0:
                 # The first panel: `_gradients` is still undefined memory, which may hold NaN.
                 keeps[:] = 0
-            merged[block] = new
-            merged_totals[block] = keeps * totals[block] + scales * panel_totals[block]
+            top[block] = new
+            totals[block] = keeps * totals[block] + scales * panel_totals[block]
             kernels.add_products(words(products), keeps, scales, self._gradients[block])
-        return merged, merged_totals
 
     def _with_answers(self, top: Floats, totals: Floats) -> Floats:
         """Add the answers' own scores to the numbers of the other candidates; returns all three."""
