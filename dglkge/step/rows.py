@@ -36,10 +36,9 @@ from dglkge.embeddings.row_lookup import FoundRows, RowLookup
 from dglkge.embeddings.table_set import TableSet
 from dglkge.model.device import ComputeDevice
 from dglkge.optim.workspace import Scratch
-from dglkge.step.contracts import RowGradients, Rows, RowTransform
-from dglkge.step.planning import Places, Plan
+from dglkge.step.contracts import RowGradients, Rows, RowTransform, TableRows
+from dglkge.step.planning import Plan
 from dglkge.step.reductions import sum_by_place
-from dglkge.typing import Ids
 
 
 class Transforms:
@@ -70,57 +69,6 @@ class Transforms:
         for table, ids, rows in gradients:
             for transform in reversed(self._chains.get(table, [])):
                 transform.backward(table, ids, rows)
-
-
-@dataclass(frozen=True)
-class TableRows:
-    """Rows of one table: ids (n,), copies (n, D) if there are any, gradients (n, D), and where rows lie.
-
-    On a device there are copies and gradients for each of the ``places`` (n,) of ids (U,).
-    """
-
-    ids: Tensor
-    copies: Any
-    gradients: Tensor
-    in_place: Any = None
-    places: Any = None
-
-    @functools.cached_property
-    def gradient_addresses(self) -> Ids:
-        """Addresses (n,) of the gradients."""
-        return FoundRows.in_array(self.gradients.numpy()).addresses
-
-
-@dataclass(frozen=True)
-class CopiedRows(Rows):
-    """Rows of a batch by table, of which autograd accumulates the gradients in place."""
-
-    tables: Mapping[str, TableRows]
-
-    def leaf(self, places: Places) -> Tensor:
-        rows = self.tables[places.table]
-        leaf = rows.copies[places.run].detach().requires_grad_()
-        # Set before backward(): autograd then accumulates into this memory in place.
-        leaf.grad = rows.gradients[places.run]
-        return leaf
-
-    def in_place(self, places: Places) -> FoundRows:
-        return self.tables[places.table].in_place.part(places.run)
-
-    def gradients(self, places: Places) -> Tensor:
-        return self.tables[places.table].gradients[places.run]
-
-    def addresses(self, runs: Sequence[Places]) -> tuple[Ids, Ids]:
-        rows = [self.tables[table].in_place.addresses[run] for table, run, _ in runs]
-        gradients = [self.tables[table].gradient_addresses[run] for table, run, _ in runs]
-        return np.concatenate(rows), np.concatenate(gradients)
-
-
-class HostRows(CopiedRows):
-    """Rows of a batch in the host's memory."""
-
-    def collect(self) -> list[RowGradients]:
-        return [RowGradients(name, rows.ids, rows.gradients) for name, rows in self.tables.items()]
 
 
 class RowStore(ABC):
@@ -179,7 +127,7 @@ class HostStore(RowStore):
         self._reads_in_place = reads_in_place
         self._scratch = {name: Scratch() for name in tables}
 
-    def rows(self, plan: Plan) -> HostRows:
+    def rows(self, plan: Plan) -> Rows:
         located = self._lookup.rows(plan.number, self._row_ids(plan))
         tables = {}
         for name, ids in plan.ids.items():
@@ -199,7 +147,7 @@ class HostStore(RowStore):
                 self._transforms.forward(name, ids, copies)
                 in_place = FoundRows.in_array(copies.numpy())
             tables[name] = TableRows(ids, copies, gradients, in_place)
-        return HostRows(tables)
+        return Rows(tables)
 
 
 @dataclass
@@ -261,7 +209,7 @@ class Staged(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StagedRows(CopiedRows):
+class StagedRows(Rows):
     """Rows of a batch on a device; their gradients are merged there and copied to the host."""
 
     host: Mapping[str, Scratch] | None
