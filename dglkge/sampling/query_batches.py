@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -90,8 +91,7 @@ def _changes(columns: Sequence[npt.NDArray[np.integer]]) -> Mask:
     return differs
 
 
-@dataclass(frozen=True)
-class PairRun:
+class PairRun(NamedTuple):
     """Queries (n,) of a batch for the relation of pairs of the same entity types.
 
     Attributes
@@ -173,8 +173,7 @@ class QueryIndex(AnswerIndex):
             offset += len(answers)
 
 
-@dataclass(frozen=True)
-class QueryRun:
+class QueryRun(NamedTuple):
     """Queries (n,) of a batch for a missing side and a pair of entity types.
 
     Attributes

@@ -203,21 +203,16 @@ class ParameterShards:
         No gradient counts as 0: a trainer may have no triples, or not use a parameter. Returns the float64
         sums of this trainer's slices, on the parameters' devices.
         """
-        sums = {}
+        sums: dict[str, Tensor] = {}
         for device, group in self._groups.items():
             names = [name for name in self._names[device] if name in parameters]
-            counts = [self._slice_numbers(name, self.rank) for name in names]
-            gradients = [parameters[name].grad for name in names]
-            for name, total in zip(names, self._summed(names, gradients, device, group).split(counts)):
-                sums[name] = total.view(self._slice_shape(name, self.rank))
-        return [sums[name] for name in parameters]
+            pairs = [(name, parameters[name].grad) for name in names]
+            slices = [[self._slice_of(*pair, rank, device) for pair in pairs] for rank in range(self.size)]
+            sums |= zip(names, self._summed(slices, device, group).split([*map(len, slices[self.rank])]))
+        return [sums[name].view(self._slice_shape(name, self.rank)) for name in parameters]
 
-    def _summed(
-        self, names: Sequence[str], gradients: Sequence[Tensor | None], device: torch.device, group: Any
-    ) -> Tensor:
-        """Return the sums of this trainer's slices of parameters on a device, one after the other."""
-        pairs = list(zip(names, gradients))
-        slices = [[self._slice_of(*pair, rank, device) for pair in pairs] for rank in range(self.size)]
+    def _summed(self, slices: Sequence[Sequence[Tensor]], device: torch.device, group: Any) -> Tensor:
+        """Return the sums of this trainer's slices, one after the other, from the slices of each trainer."""
         # Numbers of each trainer's slices, in the order of ranks.
         counts = [sum(map(len, parts)) for parts in slices]
         total = torch.zeros(counts[self.rank], dtype=torch.float64, device=device)
