@@ -165,21 +165,18 @@ class Upload:
         self._stream = stream
         self._host = Scratch(pinned=device.pins_memory)
         self._there = Scratch(device.device)
-        self.clear()
-
-    def clear(self) -> None:
-        """Drop the batch; its memory is used again."""
-        self._arrays: dict[np.dtype[Any], list[tuple[np.ndarray, Piece]]] = {}
+        self._pairs: dict[np.dtype[Any], list[tuple[np.ndarray, Piece]]] = {}
 
     def add(self, array: np.ndarray) -> Piece:
         """Add an array (n,) to the batch."""
         piece = Piece()
-        self._arrays.setdefault(array.dtype, []).append((array, piece))
+        self._pairs.setdefault(array.dtype, []).append((array, piece))
         return piece
 
     def send(self) -> None:
-        """Begin the copies."""
-        for dtype, pairs in self._arrays.items():
+        """Begin the copies, into the memory of the batch that was sent before."""
+        all_pairs, self._pairs = self._pairs, {}
+        for dtype, pairs in all_pairs.items():
             arrays, pieces = zip(*pairs)
             joined = torch.from_numpy(np.concatenate(arrays))
             host = self._host.take(dtype.name, len(joined), 1, joined.dtype).copy_(joined[:, None])
@@ -252,7 +249,6 @@ class StagedStore(RowStore):
 
     def prepare(self, plan: Plan) -> Plan:
         upload = next(self._uploads)
-        upload.clear()
         distinct, places = {}, {}
         for name, ids in plan.ids.items():
             distinct[name], places[name] = self._distinct(ids, upload)

@@ -11,6 +11,7 @@ and gradients of rows stay float32.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -76,10 +77,8 @@ class DotSoftmax(SampledLoss):
     def _compute(self, plan: Plan, rows: Rows) -> Gradients:
         """Write the gradients of a batch's rows."""
         measures = BatchMeasures(self.has_measures)
-        chunks: dict[int, list[Group]] = {}
-        for group in plan.groups:
-            chunks.setdefault(group.chunk, []).append(group)
-        loss = sum(self._chunk_loss(groups, plan.divisor, rows, measures) for groups in chunks.values())
+        chunks = itertools.groupby(plan.groups, key=lambda group: group.chunk)
+        loss = sum(self._chunk_loss(list(groups), plan.divisor, rows, measures) for _, groups in chunks)
         return Gradients(plan.divisor * float(loss), measures=measures.sums)
 
     def _chunk_loss(

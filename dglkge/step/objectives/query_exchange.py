@@ -22,8 +22,6 @@ from dglkge.optim.alltoall import Alltoall
 from dglkge.optim.workspace import Scratch
 from dglkge.typing import Floats, Ids
 
-_FLOAT_BYTES = 4
-
 
 @dataclass(frozen=True)
 class QueryBlock:
@@ -148,7 +146,7 @@ class QueryExchange:
             return list(parts)
         runs = [[self._run(other, block) for block in range(len(parts))] for other in range(size)]
         pieces = [[part[run] for part, run in zip(parts, of_rank)] for of_rank in runs]
-        num_bytes = np.array([_FLOAT_BYTES * sum(map(torch.numel, of_rank)) for of_rank in pieces])
+        num_bytes = np.array([sum(piece.nbytes for piece in of_rank) for of_rank in pieces])
         # The own part is added from `parts` directly.
         is_other = np.arange(size) != rank
         out_bytes, in_bytes = num_bytes * is_other, num_bytes[rank] * is_other
