@@ -189,9 +189,13 @@ def _rows_of(arrays: tuple, place: int) -> tuple:
 @overload(_rows_of, jit_options={"forceinline": True})
 def _first_and_rest(arrays: Any, place: Any) -> Any:
     # By recursion over types: numba has no other loop that makes a tuple.
-    if not len(arrays):
-        return lambda arrays, place: ()
-    return lambda arrays, place: (_row_of(arrays[0], place),) + _rows_of(arrays[1:], place)
+    def none(arrays: Any, place: Any) -> Any:
+        return ()
+
+    def rows(arrays: Any, place: Any) -> Any:
+        return (_row_of(arrays[0], place),) + _rows_of(arrays[1:], place)
+
+    return rows if len(arrays) else none
 
 
 def _prefetch(arrays: tuple, place: int) -> None:
@@ -201,14 +205,14 @@ def _prefetch(arrays: tuple, place: int) -> None:
 
 @overload(_prefetch, jit_options={"forceinline": True})
 def _prefetch_each(arrays: Any, place: Any) -> Any:
-    if not len(arrays):
-        return lambda arrays, place: None
+    def none(arrays: Any, place: Any) -> Any:
+        return None
 
     def prefetch(arrays: Any, place: Any) -> Any:
         prefetch_row(arrays[0], place)
         _prefetch(arrays[1:], place)
 
-    return prefetch
+    return prefetch if len(arrays) else none
 
 
 @functools.cache

@@ -34,7 +34,11 @@ def greatest_score(row: ndarray) -> Any:
 @overload(greatest_score, jit_options={"fastmath": FAST_MATH})
 def _greatest_score(row: Any) -> Any:
     if row.dtype != types.uint16:
-        return lambda row: greatest_of(row)
+
+        def greatest_number(row: Any) -> Any:
+            return greatest_of(row)
+
+        return greatest_number
 
     def greatest_word(row: Any) -> Any:
         # As in greatest_of, compared as integers in the same order, and twice as many to a vector.
