@@ -159,9 +159,6 @@ class ParameterShards:
         rows = self.rows(name, rank)
         return (rows.stop - rows.start, *self.shapes[name][1:])
 
-    def _slice_numbers(self, name: str, rank: int) -> int:
-        return math.prod(self._slice_shape(name, rank))
-
     def gather(self) -> None:
         """Give the module's parameters all their numbers; a collective, unless they have them already."""
         if self._is_whole:
@@ -231,7 +228,7 @@ class ParameterShards:
     def _slice_of(self, name: str, gradient: Tensor | None, rank: int, device: torch.device) -> Tensor:
         """Return the numbers (n,) of a trainer's slice of a gradient; 0 where there is none."""
         if gradient is None:
-            return torch.zeros(1, device=device).expand(self._slice_numbers(name, rank))
+            return torch.zeros(1, device=device).expand(math.prod(self._slice_shape(name, rank)))
         return gradient.detach()[self.rows(name, rank)].reshape(-1)
 
     def load(self, values: Mapping[str, Any], where: str) -> None:
@@ -286,7 +283,7 @@ class ParameterShards:
         """Yield the numbers of all trainers' slices of a parameter, in the order of ranks; on rank 0."""
         yield mine.contiguous().reshape(-1).cpu().numpy()
         for rank in range(1, self.size):
-            count = self._slice_numbers(name, rank)
+            count = math.prod(self._slice_shape(name, rank))
             for start in range(0, count, BLOCK_NUMBERS):
                 block = torch.empty(min(BLOCK_NUMBERS, count - start), dtype=mine.dtype)
                 dist.recv(block, rank)
