@@ -213,7 +213,7 @@ class QueryBatch:
     pair_runs: tuple[PairRun, ...]
 
     def __len__(self) -> int:
-        return sum(len(run.ids) for run in (*self.runs, *self.pair_runs))
+        return sum(len(run.ids) for run in self.runs) + sum(len(run.ids) for run in self.pair_runs)
 
 
 @dataclass

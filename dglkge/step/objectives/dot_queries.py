@@ -68,9 +68,9 @@ class EdgePenalty:
 
     def __post_init__(self) -> None:
         self._operator = (self.model.score_function.complex_valued, self.model.reciprocal)
-        regularizer, has_both = self.regularizer, len(self.sides) == len(Side)
-        has_loop = regularizer is not None and regularizer.compiled and has_both
-        self._weights = weights = regularizer.loop_weights if has_loop else None
+        regularizer = self.regularizer if len(self.sides) == len(Side) else None
+        weights = regularizer.loop_weights if regularizer is not None and regularizer.compiled else None
+        self._weights = weights
         self.n3 = np.float32(0)
         if weights is not None and weights.power == 3 and weights.entity == 2 * weights.relation:
             self.n3, self.regularizer = np.float32(weights.relation), None
