@@ -37,10 +37,9 @@ from dglkge.optim.step_exchange import SharedExchange, num_fields
 from dglkge.optim.workspace import Scratch
 from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions
 from dglkge.sampling.negatives import MixedNegatives
-from dglkge.step.contracts import PHASES, Computation, PhaseClock
+from dglkge.step.contracts import PHASES, Computation, PhaseClock, Rows, TableRows
 from dglkge.step.objectives.dot_softmax import DotSoftmax
 from dglkge.step.planning import EdgePlanner, Plan
-from dglkge.step.rows import HostRows, TableRows
 from dglkge.typing import RELATION, Side
 
 NUM_ENTITIES, NUM_RELATIONS, NUM_TRIPLES = 14_541, 237, 272_115
@@ -108,14 +107,14 @@ class Trainer:
             ),
         )
 
-    def rows(self, plan: Plan) -> HostRows:
+    def rows(self, plan: Plan) -> Rows:
         """Return the rows of a plan where they lie, and room for their gradients."""
         tables = {}
         for name, ids in plan.ids.items():
             table = self.tables[name][0]
             gradients = self.scratch[name].take("gradients", len(ids), table.shape[1])
             tables[name] = TableRows(ids, None, gradients, FoundRows.in_array(table, ids.numpy()))
-        return HostRows(tables)
+        return Rows(tables)
 
     def run(self, place: int, exchange: SharedExchange | None, batches: EdgeBatches) -> None:
         """Train all batches."""

@@ -57,22 +57,33 @@ def gather(rows: ndarray, operand: ndarray) -> None:
         store_row(row_at(rows[i], dim, like), one, operand[i])
 
 
+@compiled_inline
+def rows_of(addresses: tuple, i: int, dim: int, width: int, like: ndarray) -> tuple:
+    """Return the rows at the addresses of edge i: head and tail of width ``dim``, relation of ``width``."""
+    heads, tails, relations = addresses
+    return row_at(heads[i], dim, like), row_at(tails[i], dim, like), row_at(relations[i], width, like)
+
+
+@compiled_inline
+def prefetch_entities(addresses: tuple, i: int, dim: int) -> None:
+    """Prefetch head and tail of an edge that comes soon after edge i."""
+    prefetch_rows_at(addresses[0], i + LOOKAHEAD, dim)
+    prefetch_rows_at(addresses[1], i + LOOKAHEAD, dim)
+
+
 @compiled
 def make_queries(
     rows: tuple, operator: tuple, places: tuple, operand: ndarray, positive: ndarray, own_scores: ndarray
 ) -> None:
     """Write the queries (Q, D), and the scores "(Q,)" of their true and own entities."""
     is_complex, is_reciprocal = operator
-    heads, tails, relations = rows
-    num, dim = heads.shape[0], operand.shape[1]
+    num, dim = rows[0].shape[0], operand.shape[1]
     width = 2 * dim if is_reciprocal else dim
     query = np.empty(dim, positive.dtype)
     one = positive.dtype.type(1)
     for i in range(num):
-        prefetch_rows_at(heads, i + LOOKAHEAD, dim)
-        prefetch_rows_at(tails, i + LOOKAHEAD, dim)
-        head, tail = row_at(heads[i], dim, positive), row_at(tails[i], dim, positive)
-        relation = row_at(relations[i], width, positive)
+        prefetch_entities(rows, i, dim)
+        head, tail, relation = rows_of(rows, i, dim, width, positive)
         query_of(head, relation[:dim], is_complex, False, query)
         place = places[0][i]
         positive[place], own_scores[place] = inner_product(query, tail), inner_product(query, head)
@@ -167,22 +178,17 @@ def write_gradients(
         "(B,) int64" addresses of those of heads, tails and relations, written.
     """
     is_complex, is_reciprocal = operator
-    heads, tails, relations = rows
     missing, own_shares = grad_scores
-    grad_heads, grad_tails, grad_relations = gradients
     dim = grad_queries.shape[1]
     width = 2 * dim if is_reciprocal else dim
     last = width - dim
     kind = factors.dtype.type
     grad_query = np.empty(dim, factors.dtype)
     penalty = 0.0
-    for i in range(heads.shape[0]):
-        prefetch_rows_at(heads, i + LOOKAHEAD, dim)
-        prefetch_rows_at(tails, i + LOOKAHEAD, dim)
-        head, tail = row_at(heads[i], dim, factors), row_at(tails[i], dim, factors)
-        relation = row_at(relations[i], width, factors)
-        grad_head, grad_tail = row_at(grad_heads[i], dim, factors), row_at(grad_tails[i], dim, factors)
-        grad_relation = row_at(grad_relations[i], width, factors)
+    for i in range(rows[0].shape[0]):
+        prefetch_entities(rows, i, dim)
+        head, tail, relation = rows_of(rows, i, dim, width, factors)
+        grad_head, grad_tail, grad_relation = rows_of(gradients, i, dim, width, factors)
         # Each entity is regularized in both queries of its triple, a reciprocal half only in its own.
         once = kind(n3) * factors[i]
         twice = once + once
@@ -289,19 +295,14 @@ def add_penalties(
         float32: of each entity's row in a triple, of each query's relation, of each query's product.
     """
     is_complex, is_reciprocal = operator
-    heads, tails, relations = rows
-    grad_heads, grad_tails, grad_relations = gradients
     entity_weight, relation_weight, product_weight = weights
     width = 2 * dim if is_reciprocal else dim
     last = width - dim
     penalty = 0.0
-    for i in range(heads.shape[0]):
-        prefetch_rows_at(heads, i + LOOKAHEAD, dim)
-        prefetch_rows_at(tails, i + LOOKAHEAD, dim)
-        head, tail = row_at(heads[i], dim, factors), row_at(tails[i], dim, factors)
-        relation = row_at(relations[i], width, factors)
-        grad_head, grad_tail = row_at(grad_heads[i], dim, factors), row_at(grad_tails[i], dim, factors)
-        grad_relation = row_at(grad_relations[i], width, factors)
+    for i in range(rows[0].shape[0]):
+        prefetch_entities(rows, i, dim)
+        head, tail, relation = rows_of(rows, i, dim, width, factors)
+        grad_head, grad_tail, grad_relation = rows_of(gradients, i, dim, width, factors)
         # Reciprocal: each half serves one query. Otherwise the row serves both.
         once = relation_weight if is_reciprocal else relation_weight + relation_weight
         for row, weight, gradient in (

@@ -98,20 +98,6 @@ def _in_order(bits: Any) -> Any:
     return bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF))
 
 
-@compiled_inline
-def link_equal(ids: ndarray, slots: ndarray) -> Any:
-    """Enter ids into a hash table and link the places of equal ones; returns (table, links, mask)."""
-    num_slots = slots.shape[0] - ids.shape[0]
-    table, links = slots[:num_slots], slots[num_slots:]
-    table[:] = -1
-    mask = np.uint64(num_slots - 1)
-    for j in range(ids.shape[0]):
-        slot = find_slot(ids[j], table, ids, mask)
-        links[j] = table[slot]
-        table[slot] = j
-    return table, links, mask
-
-
 @compiled
 def ignore_known(
     known: tuple, negative_ids: ndarray, ignored: float, slots: ndarray, scores: ndarray
@@ -136,7 +122,15 @@ def ignore_known(
         "(B, N)", changed; or a mask, written with True.
     """
     first, count, answers = known
-    table, links, mask = link_equal(negative_ids, slots)
+    num_slots = slots.shape[0] - negative_ids.shape[0]
+    table, links = slots[:num_slots], slots[num_slots:]
+    table[:] = -1
+    mask = np.uint64(num_slots - 1)
+    # Places of equal ids are linked.
+    for j in range(negative_ids.shape[0]):
+        slot = find_slot(negative_ids[j], table, negative_ids, mask)
+        links[j] = table[slot]
+        table[slot] = j
     for i in range(first.shape[0]):
         for place in range(first[i], first[i] + count[i]):
             j = table[find_slot(np.int64(answers[place]), table, negative_ids, mask)]

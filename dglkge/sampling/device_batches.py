@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dglkge.data.partition_layout import EdgeTable
-from dglkge.kernels.hashing import below, combine, walk_all
+from dglkge.kernels.hashing import combine
 from dglkge.sampling import triple_order
 from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions, ignore_phase
 from dglkge.sampling.negatives import UniformNegatives
@@ -28,17 +28,16 @@ def signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
-def window_rows(window: range, num: int, keys: np.ndarray, device: torch.device) -> Tensor:
+def window_rows(window: range, num: int, seed: int, epoch: int, device: torch.device) -> Tensor:
     """Return the triples (B,) int64 at consecutive positions, as of :func:`triple_order.inverse_permute`.
 
-    ``keys`` are those of the rounds. On a GPU by a kernel.
+    On a GPU by a kernel.
     """
-    halves = triple_order.halves(num)
     if device.type != "cuda":
-        rows = np.arange(window.start, window.stop)
-        walk_all(rows, num, *halves, keys, False)
-        return torch.from_numpy(rows)
-    return window_there(window, num, halves, torch.from_numpy(keys.view(np.int64)).to(device))
+        positions = np.arange(window.start, window.stop)
+        return torch.from_numpy(triple_order.inverse_permute(positions, num, seed, epoch))
+    keys = torch.from_numpy(triple_order.round_keys(seed, epoch).view(np.int64)).to(device)
+    return window_there(window, num, triple_order.halves(num), keys)
 
 
 def window_there(window: range, num: int, halves: tuple[int, int], keys: Tensor) -> Tensor:
@@ -96,8 +95,7 @@ class DeviceBatches(EdgeBatches):
         enter("order")
         num, size = self.order.num_positions, self._options.batch_size
         window = range(index * size, min((index + 1) * size, num))
-        keys = triple_order.round_keys(self._options.seed, epoch)
-        rows = window_rows(window, num, keys, self._there.device)
+        rows = window_rows(window, num, self._options.seed, epoch, self._there.device)
         enter("edges")
         heads, relations, tails = self._there[rows].T.to(torch.int64).contiguous()
         weights = None if self._weights_there is None else self._weights_there[rows]
@@ -111,16 +109,14 @@ class ChunkNegatives:
     """Uniform negatives of all chunks of a batch at once, as of a sampler without weights."""
 
     def __init__(self, sampler: UniformNegatives, entity_type: str, device: torch.device) -> None:
-        self.num_negatives = sampler.num_negatives
+        self._sampler, self._type = sampler, entity_type
         self._node_ids = torch.from_numpy(np.array(sampler.node_ids[entity_type])).to(device)
-        self._key_of = sampler.key_before_chunk
-        self._number = sampler.number_of_type(entity_type)
 
     def sample(self, epoch: int, batch: int, num_chunks: int) -> Tensor:
         """Return the node ids (C, N) of the negatives of the chunks of a batch."""
-        key, node_ids = self._key_of(epoch, batch), self._node_ids
-        if node_ids.is_cuda:
-            return draw_there(node_ids, combine(*key), self._number, num_chunks, self.num_negatives)
-        keys = [combine(*key, chunk, self._number) for chunk in range(num_chunks)]
-        drawn = [below(chunk_key, self.num_negatives, len(node_ids)) for chunk_key in keys]
-        return node_ids[torch.from_numpy(np.stack(drawn))]
+        sampler, node_ids = self._sampler, self._node_ids
+        if not node_ids.is_cuda:
+            drawn = [sampler.sample(self._type, epoch, batch, chunk) for chunk in range(num_chunks)]
+            return torch.from_numpy(np.stack(drawn))
+        before, number = combine(*sampler.key_before_chunk(epoch, batch)), sampler.number_of_type(self._type)
+        return draw_there(node_ids, before, number, num_chunks, sampler.num_negatives)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -76,8 +76,7 @@ def ignore_phase(phase: str) -> None:
     """Ignore the name of a phase."""
 
 
-@dataclass(frozen=True)
-class EdgeGroup:
+class EdgeGroup(NamedTuple):
     """A run of a batch's edges of one edge type and one chunk of the global batch: ``heads[start:end]``."""
 
     pair: int

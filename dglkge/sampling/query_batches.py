@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -91,14 +91,26 @@ def _changes(columns: Sequence[npt.NDArray[np.integer]]) -> Mask:
     return differs
 
 
-@dataclass(frozen=True)
-class PairRun:
-    """A run of a batch's pairs of the same entity types: ``pair_heads[start:end]`` and so on."""
+class PairRun(NamedTuple):
+    """Queries (n,) of a batch for the relation of pairs of the same entity types.
+
+    Attributes
+    ----------
+    ids : (n,) int64
+        Numbers in the :class:`PairIndex`.
+    heads, tails : (n,) int64
+        Node ids.
+    times : (n,) int64
+    weights : (n,) float32 or None
+    """
 
     lhs: str
     rhs: str
-    start: int
-    end: int
+    ids: Ids
+    heads: Ids
+    tails: Ids
+    times: Ids
+    weights: Floats | None
 
 
 BLOCK_ANSWERS = 1 << 20
@@ -161,15 +173,25 @@ class QueryIndex(AnswerIndex):
             offset += len(answers)
 
 
-@dataclass(frozen=True)
-class QueryRun:
-    """A run of a batch's queries for a missing side and a pair of entity types: ``anchors[start:end]``."""
+class QueryRun(NamedTuple):
+    """Queries (n,) of a batch for a missing side and a pair of entity types.
+
+    Attributes
+    ----------
+    ids : (n,) int64
+        Numbers in the :class:`QueryIndex`.
+    anchors, relations : (n,) int64
+        Node ids.
+    weights : (n,) float32 or None
+    """
 
     side: Side
     anchor_type: str
     answer_type: str
-    start: int
-    end: int
+    ids: Ids
+    anchors: Ids
+    relations: Ids
+    weights: Floats | None
 
 
 @dataclass(frozen=True)
@@ -181,34 +203,17 @@ class QueryBatch:
     index : int
         Number of the global batch in the epoch.
     global_size : int
-        Number of queries in the global batch, over all trainers.
-    query_ids : (B,) int64
-    anchors, relations : (B,) int64
-        Node ids.
-    weights : (B,) float32 or None
-    pair_ids, pair_heads, pair_tails, pair_times : (P,) int64
-        Numbers of the queries (h, ?, t), node ids of their entities, and times; the global size counts them
-        too.
-    pair_weights : (P,) float32 or None
+        Number of queries in the global batch, those for relations included, over all trainers.
     """
 
     epoch: int
     index: int
     global_size: int
-    query_ids: Ids
-    anchors: Ids
-    relations: Ids
     runs: tuple[QueryRun, ...]
-    weights: Floats | None
-    pair_ids: Ids
-    pair_heads: Ids
-    pair_tails: Ids
-    pair_times: Ids
     pair_runs: tuple[PairRun, ...]
-    pair_weights: Floats | None
 
     def __len__(self) -> int:
-        return len(self.query_ids) + len(self.pair_ids)
+        return sum(len(run.ids) for run in self.runs) + sum(len(run.ids) for run in self.pair_runs)
 
 
 @dataclass
@@ -250,6 +255,8 @@ class QueryBatches(EpochBatches):
         self._kind_of = np.array([number[(side, *pair)] for side in (0, 1) for pair in types], np.int64)
         # The missing side and the types of the given entity and of the answers.
         self._kinds = [(Side.HEAD, rhs, lhs) if side else (Side.TAIL, lhs, rhs) for side, lhs, rhs in kinds]
+        # Kinds of pairs are numbered after them.
+        self._given_types = [given for _, given, _ in self._kinds] + [lhs for lhs, _ in self.pairs.kinds]
 
     def asks_for(self, entity_type: str) -> Mask:
         """Return a mask (Q,) of the queries with answers of an entity type."""
@@ -271,12 +278,23 @@ class QueryBatches(EpochBatches):
         kinds, nodes = self._given(ids)
         order = np.argsort(kinds, kind="stable")
         ids, kinds, nodes = ids[order], kinds[order], nodes[order]
-        num = np.count_nonzero(ids < len(self.index))  # those after them are pairs
-        runs = tuple(QueryRun(*run) for run in _runs(self._kinds, kinds[:num]))
-        relations = self._relation_nodes[self.index.groups(ids[:num]) % self.index.num_relations]
-        queries = ids[:num], nodes[:num], relations, runs, self._weights(self.index, ids[:num])
-        pairs = self._pair_fields(ids[num:], kinds[num:], nodes[num:])
-        return QueryBatch(epoch, index, len(positions), *queries, *pairs)
+        runs, pair_runs = [], []
+        for kind, run in self._runs(kinds):
+            if kind < len(self._kinds):
+                runs.append(self._query_run(kind, ids[run], nodes[run]))
+            else:
+                pair_runs.append(self._pair_run(kind - len(self._kinds), ids[run], nodes[run]))
+        return QueryBatch(epoch, index, len(positions), tuple(runs), tuple(pair_runs))
+
+    def _query_run(self, kind: int, ids: Ids, anchors: Ids) -> QueryRun:
+        relations = self._relation_nodes[self.index.groups(ids) % self.index.num_relations]
+        return QueryRun(*self._kinds[kind], ids, anchors, relations, self._weights(self.index, ids))
+
+    def _pair_run(self, kind: int, ids: Ids, heads: Ids) -> PairRun:
+        (lhs, rhs), ids = self.pairs.kinds[kind], ids - len(self.index)
+        tails = self.layout.node_ids(rhs)[self.pairs.tails[ids]].astype(np.int64)
+        times, weights = self.pairs.times[ids].astype(np.int64), self._weights(self.pairs, ids)
+        return PairRun(lhs, rhs, ids, heads, tails, times, weights)
 
     def _weights(self, index: AnswerIndex, query_ids: Ids) -> Floats | None:
         """Return the weights (n,) of queries."""
@@ -297,33 +315,20 @@ class QueryBatches(EpochBatches):
         pair_ids = ids[is_pair] - len(self.index)
         kinds[is_pair] = len(self._kinds) + self.pairs.kind_of[pair_ids]
         entities[is_pair] = self.pairs.heads[pair_ids]
-        given_types = [anchor_type for _, anchor_type, _ in self._kinds] + [
-            lhs for lhs, _ in self.pairs.kinds
-        ]
         order = np.argsort(kinds, kind="stable")
-        for name, start, end in _runs([(name,) for name in given_types], kinds[order]):
-            run = order[start:end]
+        for kind, part in self._runs(kinds[order]):
+            run, name = order[part], self._given_types[kind]
             nodes[run] = self.layout.node_ids(name)[entities[run]]
             first, stop = self.layout.node_range(name, self.place_of_trainer[0])
             nodes[run[(nodes[run] < first) | (nodes[run] >= stop)]] = -1
         return kinds, nodes
 
-    def _pair_fields(self, ids: Ids, kinds: Ids, heads: Ids) -> tuple[Any, ...]:
-        """Return the fields of a batch that describe its pairs, which are sorted by their kinds."""
-        pairs, pair_ids = self.pairs, ids - len(self.index)
-        tails, times = (column[pair_ids].astype(np.int64) for column in (pairs.tails, pairs.times))
-        runs = tuple(PairRun(*run) for run in _runs(pairs.kinds, kinds - len(self._kinds)))
-        for run in runs:
-            tails[run.start : run.end] = self.layout.node_ids(run.rhs)[tails[run.start : run.end]]
-        return pair_ids, heads, tails, times, runs, self._weights(pairs, pair_ids)
-
-
-def _runs(kinds: Sequence[tuple[Any, ...]], ascending: Ids) -> Iterator[tuple[Any, ...]]:
-    """Yield each kind that occurs among ascending numbers of kinds, with its run."""
-    bounds = np.searchsorted(ascending, np.arange(len(kinds) + 1)).tolist()
-    for kind, start, end in zip(kinds, bounds, bounds[1:]):
-        if end > start:
-            yield (*kind, start, end)
+    def _runs(self, kinds: Ids) -> Iterator[tuple[int, slice]]:
+        """Yield each kind that occurs among ascending ones, with its run."""
+        bounds = np.searchsorted(kinds, np.arange(len(self._given_types) + 1)).tolist()
+        for kind, (start, end) in enumerate(zip(bounds, bounds[1:])):
+            if end > start:
+                yield kind, slice(start, end)
 
 
 class ShardAnswers:

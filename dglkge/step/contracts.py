@@ -5,8 +5,9 @@ A :class:`Computation` says how an objective computes: where, in which numbers, 
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -58,23 +59,56 @@ class RowGradients(NamedTuple):
     rows: Tensor
 
 
-class Rows(Protocol):
-    """Rows of one batch after all transforms, and their gradients: in place, in copies, or on a device."""
+@dataclass(frozen=True)
+class TableRows:
+    """Rows of one table: ids (n,), copies (n, D) if there are any, gradients (n, D), and where rows lie.
+
+    On a device there are copies and gradients for each of the ``places`` (n,) of ids (U,).
+    """
+
+    ids: Tensor
+    copies: Any
+    gradients: Tensor
+    in_place: Any = None
+    places: Any = None
+
+    @functools.cached_property
+    def gradient_addresses(self) -> Ids:
+        """Addresses (n,) of the gradients."""
+        return FoundRows.in_array(self.gradients.numpy()).addresses
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of one batch by table, after all transforms, and their gradients: in the host's memory here."""
+
+    tables: Mapping[str, TableRows]
 
     def leaf(self, places: Places) -> Tensor:
         """Return rows (n, D) as a leaf of autograd, whose gradient is added to that of the places."""
+        rows = self.tables[places.table]
+        leaf = rows.copies[places.run].detach().requires_grad_()
+        # Set before backward(): autograd then accumulates into this memory in place.
+        leaf.grad = rows.gradients[places.run]
+        return leaf
 
     def in_place(self, places: Places) -> FoundRows:
         """Return the addresses of rows in the host's memory, without a copy."""
+        return self.tables[places.table].in_place.part(places.run)
 
     def gradients(self, places: Places) -> Tensor:
         """Return the gradients (n, D) of some places, to be written."""
+        return self.tables[places.table].gradients[places.run]
 
     def addresses(self, runs: Sequence[Places]) -> tuple[Ids, Ids]:
         """Return the addresses of the rows of several runs and of their gradients, in the host's memory."""
+        rows = [self.tables[table].in_place.addresses[run] for table, run, _ in runs]
+        gradients = [self.tables[table].gradient_addresses[run] for table, run, _ in runs]
+        return np.concatenate(rows), np.concatenate(gradients)
 
     def collect(self) -> list[RowGradients]:
         """Return the gradients of all rows, table by table; waits for a device."""
+        return [RowGradients(name, rows.ids, rows.gradients) for name, rows in self.tables.items()]
 
 
 class RowTransform(Protocol):

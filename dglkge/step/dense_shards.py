@@ -159,9 +159,6 @@ class ParameterShards:
         rows = self.rows(name, rank)
         return (rows.stop - rows.start, *self.shapes[name][1:])
 
-    def _slice_numbers(self, name: str, rank: int) -> int:
-        return math.prod(self._slice_shape(name, rank))
-
     def gather(self) -> None:
         """Give the module's parameters all their numbers; a collective, unless they have them already."""
         if self._is_whole:
@@ -203,21 +200,16 @@ class ParameterShards:
         No gradient counts as 0: a trainer may have no triples, or not use a parameter. Returns the float64
         sums of this trainer's slices, on the parameters' devices.
         """
-        sums = {}
+        sums: dict[str, Tensor] = {}
         for device, group in self._groups.items():
             names = [name for name in self._names[device] if name in parameters]
-            counts = [self._slice_numbers(name, self.rank) for name in names]
-            gradients = [parameters[name].grad for name in names]
-            for name, total in zip(names, self._summed(names, gradients, device, group).split(counts)):
-                sums[name] = total.view(self._slice_shape(name, self.rank))
-        return [sums[name] for name in parameters]
+            pairs = [(name, parameters[name].grad) for name in names]
+            slices = [[self._slice_of(*pair, rank, device) for pair in pairs] for rank in range(self.size)]
+            sums |= zip(names, self._summed(slices, device, group).split([*map(len, slices[self.rank])]))
+        return [sums[name].view(self._slice_shape(name, self.rank)) for name in parameters]
 
-    def _summed(
-        self, names: Sequence[str], gradients: Sequence[Tensor | None], device: torch.device, group: Any
-    ) -> Tensor:
-        """Return the sums of this trainer's slices of parameters on a device, one after the other."""
-        pairs = list(zip(names, gradients))
-        slices = [[self._slice_of(*pair, rank, device) for pair in pairs] for rank in range(self.size)]
+    def _summed(self, slices: Sequence[Sequence[Tensor]], device: torch.device, group: Any) -> Tensor:
+        """Return the sums of this trainer's slices, one after the other, from the slices of each trainer."""
         # Numbers of each trainer's slices, in the order of ranks.
         counts = [sum(map(len, parts)) for parts in slices]
         total = torch.zeros(counts[self.rank], dtype=torch.float64, device=device)
@@ -236,7 +228,7 @@ class ParameterShards:
     def _slice_of(self, name: str, gradient: Tensor | None, rank: int, device: torch.device) -> Tensor:
         """Return the numbers (n,) of a trainer's slice of a gradient; 0 where there is none."""
         if gradient is None:
-            return torch.zeros(1, device=device).expand(self._slice_numbers(name, rank))
+            return torch.zeros(1, device=device).expand(math.prod(self._slice_shape(name, rank)))
         return gradient.detach()[self.rows(name, rank)].reshape(-1)
 
     def load(self, values: Mapping[str, Any], where: str) -> None:
@@ -291,7 +283,7 @@ class ParameterShards:
         """Yield the numbers of all trainers' slices of a parameter, in the order of ranks; on rank 0."""
         yield mine.contiguous().reshape(-1).cpu().numpy()
         for rank in range(1, self.size):
-            count = self._slice_numbers(name, rank)
+            count = math.prod(self._slice_shape(name, rank))
             for start in range(0, count, BLOCK_NUMBERS):
                 block = torch.empty(min(BLOCK_NUMBERS, count - start), dtype=mine.dtype)
                 dist.recv(block, rank)

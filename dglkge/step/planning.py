@@ -173,6 +173,10 @@ class Group(PlannedGroup):
         return dataclasses.replace(self, inputs=None if self.inputs is None else self.inputs.mapped(upload))
 
 
+InputsOf = Callable[[Group], Any]
+"""Returns the :attr:`~Group.inputs` of a group."""
+
+
 @dataclass(frozen=True)
 class QueryGroup(PlannedGroup):
     """Queries of a batch of one side, that of the missing entity, and pair of entity types.
@@ -238,10 +242,7 @@ class EdgePlanner:
     range_of: RangeOf | None = None
 
     def plan(
-        self,
-        batch: EdgeBatch,
-        shares_relations: bool = False,
-        inputs_of: Callable[[Group], Any] | None = None,
+        self, batch: EdgeBatch, shares_relations: bool = False, inputs_of: InputsOf | None = None
     ) -> Plan:
         """Draw the negatives of a batch and ask for all its rows.
 
@@ -263,21 +264,18 @@ class EdgePlanner:
             run = slice(edges.start, edges.end)
             lhs, rhs = self.pairs[edges.pair]
             heads, relations, tails = batch.heads[run], batch.relations[run], batch.tails[run]
-            distinct, relation_places = relations, None
-            if shares_relations:
-                distinct, relation_places = np.unique(relations, return_inverse=True)
+            distinct, relation_places = _distinct(relations, shares_relations)
             places = (ids.add(lhs, heads), ids.add(RELATION, distinct), ids.add(rhs, tails))
-            types = {Side.HEAD: lhs, Side.TAIL: rhs}
-            drawn_of = {side: negatives(side, types[side], edges.chunk) for side in sides}
-            anchors = {Side.HEAD: (rhs, tails), Side.TAIL: (lhs, heads)}
+            entities = {Side.HEAD: (lhs, heads), Side.TAIL: (rhs, tails)}
+            drawn_of = {side: negatives(side, entities[side][0], edges.chunk) for side in sides}
             known: dict[Side, KnownNegatives] = {}
             if self.known is not None:
-                for side, side_negatives in drawn_of.items():
-                    answers = (types[side], side_negatives.ids)
-                    known[side] = self.known.among(side, *anchors[side], relations, *answers)
+                for side, (answer_type, _, negative_ids) in drawn_of.items():
+                    answers = (answer_type, negative_ids)
+                    known[side] = self.known.among(side, *entities[side.other], relations, *answers)
             weights, labels = _part(batch.weights, run), _part(batch.labels, run)
-            ranges = self._ranges(types, heads, tails, drawn_of)
             facts = (weights, *places, drawn_of, known, labels, relation_places)
+            ranges = self._ranges(entities, drawn_of)
             group = Group(lhs, rhs, heads, tails, *facts, ranges=ranges, chunk=edges.chunk)
             if inputs_of is not None:
                 group.inputs = inputs_of(group)
@@ -286,17 +284,16 @@ class EdgePlanner:
         return Plan(number_of(batch), divisor, ids.joined(), groups)
 
     def _ranges(
-        self, types: Mapping[Side, str], heads: Ids, tails: Ids, drawn: Mapping[Side, Places]
+        self, entities: Mapping[Side, tuple[str, Ids]], drawn: Mapping[Side, Places]
     ) -> dict[Side, AnswerRanges]:
         """Return which rows are in the first range of their bucket; empty where no score depends on it."""
         if self.range_of is None:
             return {}
-        range_of = self.range_of
-        head_ranges, tail_ranges = range_of(types[Side.HEAD], heads), range_of(types[Side.TAIL], tails)
+        ranges = {side: self.range_of(*nodes) for side, nodes in entities.items()}
         # A chunk is of one bucket: its rows are in two ranges, that of the first head and the other one.
-        first = head_ranges[0]
-        is_first = {Side.HEAD: head_ranges == first, Side.TAIL: tail_ranges == first}
-        answers = {side: range_of(types[side], negatives.ids) == first for side, negatives in drawn.items()}
+        first = ranges[Side.HEAD][0]
+        is_first = {side: numbers == first for side, numbers in ranges.items()}
+        answers = {side: self.range_of(places.table, places.ids) == first for side, places in drawn.items()}
         return {side: AnswerRanges(is_first[side.other], is_first[side], answers[side]) for side in drawn}
 
 
@@ -312,22 +309,20 @@ class QueryPlanner:
         ids = RowIds(self.tables)
         groups, pair_groups = [], []
         for run in batch.runs:
-            part = slice(run.start, run.end)
-            relations = distinct = batch.relations[part]
-            places = None
-            if shares_relations:
-                distinct, places = np.unique(relations, return_inverse=True)
-            rows = ids.add(run.anchor_type, batch.anchors[part]), ids.add(RELATION, distinct)
-            facts = (*rows, relations, places, _part(batch.weights, part))
-            groups.append(QueryGroup(run.side, run.answer_type, batch.query_ids[part], *facts))
+            distinct, places = _distinct(run.relations, shares_relations)
+            rows = ids.add(run.anchor_type, run.anchors), ids.add(RELATION, distinct)
+            facts = (*rows, run.relations, places, run.weights)
+            groups.append(QueryGroup(run.side, run.answer_type, run.ids, *facts))
         for pairs in batch.pair_runs:
-            part = slice(pairs.start, pairs.end)
-            heads = ids.add(pairs.lhs, batch.pair_heads[part])
-            tails = ids.add(pairs.rhs, batch.pair_tails[part])
-            columns = batch.pair_ids[part], batch.pair_times[part], heads, tails
-            pair_groups.append(PairGroup(*columns, _part(batch.pair_weights, part)))
+            heads, tails = ids.add(pairs.lhs, pairs.heads), ids.add(pairs.rhs, pairs.tails)
+            pair_groups.append(PairGroup(pairs.ids, pairs.times, heads, tails, pairs.weights))
         divisor = 1 if self.sums_batch else batch.global_size
         return Plan(number_of(batch), divisor, ids.joined(), groups, pair_groups)
+
+
+def _distinct(relations: Ids, shares_relations: bool) -> tuple[Ids, Ids | None]:
+    """Return the relations whose rows are asked for, and the place of each one among them if it is shared."""
+    return np.unique(relations, return_inverse=True) if shares_relations else (relations, None)
 
 
 def _part(values: Floats | None, run: slice) -> Floats | None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -35,10 +36,9 @@ from dglkge.embeddings.row_lookup import FoundRows, RowLookup
 from dglkge.embeddings.table_set import TableSet
 from dglkge.model.device import ComputeDevice
 from dglkge.optim.workspace import Scratch
-from dglkge.step.contracts import RowGradients, Rows, RowTransform
-from dglkge.step.planning import Places, Plan
+from dglkge.step.contracts import RowGradients, Rows, RowTransform, TableRows
+from dglkge.step.planning import Plan
 from dglkge.step.reductions import sum_by_place
-from dglkge.typing import Ids
 
 
 class Transforms:
@@ -69,57 +69,6 @@ class Transforms:
         for table, ids, rows in gradients:
             for transform in reversed(self._chains.get(table, [])):
                 transform.backward(table, ids, rows)
-
-
-@dataclass(frozen=True)
-class TableRows:
-    """Rows of one table: ids (n,), copies (n, D) if there are any, gradients (n, D), and where rows lie.
-
-    On a device there are copies and gradients for each of the ``places`` (n,) of ids (U,).
-    """
-
-    ids: Tensor
-    copies: Any
-    gradients: Tensor
-    in_place: Any = None
-    places: Any = None
-
-    @functools.cached_property
-    def gradient_addresses(self) -> Ids:
-        """Addresses (n,) of the gradients."""
-        return FoundRows.in_array(self.gradients.numpy()).addresses
-
-
-@dataclass(frozen=True)
-class CopiedRows(Rows):
-    """Rows of a batch by table, of which autograd accumulates the gradients in place."""
-
-    tables: Mapping[str, TableRows]
-
-    def leaf(self, places: Places) -> Tensor:
-        rows = self.tables[places.table]
-        leaf = rows.copies[places.run].detach().requires_grad_()
-        # Set before backward(): autograd then accumulates into this memory in place.
-        leaf.grad = rows.gradients[places.run]
-        return leaf
-
-    def in_place(self, places: Places) -> FoundRows:
-        return self.tables[places.table].in_place.part(places.run)
-
-    def gradients(self, places: Places) -> Tensor:
-        return self.tables[places.table].gradients[places.run]
-
-    def addresses(self, runs: Sequence[Places]) -> tuple[Ids, Ids]:
-        rows = [self.tables[table].in_place.addresses[run] for table, run, _ in runs]
-        gradients = [self.tables[table].gradient_addresses[run] for table, run, _ in runs]
-        return np.concatenate(rows), np.concatenate(gradients)
-
-
-class HostRows(CopiedRows):
-    """Rows of a batch in the host's memory."""
-
-    def collect(self) -> list[RowGradients]:
-        return [RowGradients(name, rows.ids, rows.gradients) for name, rows in self.tables.items()]
 
 
 class RowStore(ABC):
@@ -178,7 +127,7 @@ class HostStore(RowStore):
         self._reads_in_place = reads_in_place
         self._scratch = {name: Scratch() for name in tables}
 
-    def rows(self, plan: Plan) -> HostRows:
+    def rows(self, plan: Plan) -> Rows:
         located = self._lookup.rows(plan.number, self._row_ids(plan))
         tables = {}
         for name, ids in plan.ids.items():
@@ -198,7 +147,14 @@ class HostStore(RowStore):
                 self._transforms.forward(name, ids, copies)
                 in_place = FoundRows.in_array(copies.numpy())
             tables[name] = TableRows(ids, copies, gradients, in_place)
-        return HostRows(tables)
+        return Rows(tables)
+
+
+@dataclass
+class Piece:
+    """An array (n,) of an :class:`Upload`; ``tensor`` is the array on the device once it was sent."""
+
+    tensor: Any = None
 
 
 class Upload:
@@ -209,48 +165,32 @@ class Upload:
         self._stream = stream
         self._host = Scratch(pinned=device.pins_memory)
         self._there = Scratch(device.device)
-        self.clear()
-
-    def clear(self) -> None:
-        """Drop the batch; its memory is used again."""
-        self._arrays: dict[np.dtype[Any], list[np.ndarray]] = {}
-        self.copies: dict[np.dtype[Any], Tensor] = {}
+        self._pairs: dict[np.dtype[Any], list[tuple[np.ndarray, Piece]]] = {}
 
     def add(self, array: np.ndarray) -> Piece:
-        """Add an array (n,) to the batch; the piece has it on the device after :meth:`send`."""
-        arrays = self._arrays.setdefault(array.dtype, [])
-        start = sum(map(len, arrays))
-        arrays.append(array)
-        return Piece(self, array.dtype, slice(start, start + len(array)))
+        """Add an array (n,) to the batch."""
+        piece = Piece()
+        self._pairs.setdefault(array.dtype, []).append((array, piece))
+        return piece
 
     def send(self) -> None:
-        """Begin the copies."""
-        for dtype, arrays in self._arrays.items():
+        """Begin the copies, into the memory of the batch that was sent before."""
+        all_pairs, self._pairs = self._pairs, {}
+        for dtype, pairs in all_pairs.items():
+            arrays, pieces = zip(*pairs)
             joined = torch.from_numpy(np.concatenate(arrays))
             host = self._host.take(dtype.name, len(joined), 1, joined.dtype).copy_(joined[:, None])
             # Allocated in the stream's own pool: memory of the main stream may still be read by kernels that
             # wait there.
             with self._backend.stream(self._stream):
                 there = self._there.take(dtype.name, len(joined), 1, joined.dtype)
-                self.copies[dtype] = there.copy_(host, non_blocking=True)[:, 0]
+                copy = there.copy_(host, non_blocking=True)[:, 0]
+            for piece, part in zip(pieces, copy.split([*map(len, arrays)])):
+                piece.tensor = part
 
     def wait(self) -> None:
         """Let what is queued on the device from now on wait for the copies."""
         self._backend.current_stream().wait_stream(self._stream)
-
-
-@dataclass(frozen=True)
-class Piece:
-    """An array (n,) of an :class:`Upload`."""
-
-    upload: Upload
-    dtype: np.dtype[Any]
-    place: slice
-
-    @property
-    def tensor(self) -> Tensor:
-        """The array on the device."""
-        return self.upload.copies[self.dtype][self.place]
 
 
 class Staged(NamedTuple):
@@ -266,7 +206,7 @@ class Staged(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StagedRows(CopiedRows):
+class StagedRows(Rows):
     """Rows of a batch on a device; their gradients are merged there and copied to the host."""
 
     host: Mapping[str, Scratch] | None
@@ -288,6 +228,7 @@ class StagedRows(CopiedRows):
 class StagedStore(RowStore):
     """Copies the rows of batches from memory to a device, and gradients back."""
 
+    num_ahead = 1
     _returns = True
 
     def __init__(self, tables: TableSet, transforms: Transforms, device: ComputeDevice) -> None:
@@ -296,14 +237,10 @@ class StagedStore(RowStore):
         # Of priority, so that what is small need not wait for a kernel that fills the device.
         self._stream = device.backend.Stream(priority=-1)
         # Used in turn: while a batch computes, the ids of the next one are uploaded.
-        self._upload, self._spare_upload = (Upload(device, self._stream) for _ in range(2))
+        self._uploads = itertools.cycle([Upload(device, self._stream) for _ in range(2)])
         # Of each table's rows and gradients.
         self._host = {name: Scratch(pinned=device.pins_memory) for name in tables}
         self._there = {name: Scratch(device.device) for name in tables}
-
-    @property
-    def num_ahead(self) -> int:
-        return 1
 
     def planning(self) -> AbstractContextManager[Any]:
         # What is planned on the device must not wait for the batch that computes. Its memory is used again
@@ -311,9 +248,7 @@ class StagedStore(RowStore):
         return self._device.backend.stream(self._stream)
 
     def prepare(self, plan: Plan) -> Plan:
-        upload, self._spare_upload = self._spare_upload, self._upload
-        self._upload = upload
-        upload.clear()
+        upload = next(self._uploads)
         distinct, places = {}, {}
         for name, ids in plan.ids.items():
             distinct[name], places[name] = self._distinct(ids, upload)

@@ -99,29 +99,22 @@ def test_every_query_is_trained_once_an_epoch_in_the_same_batch(parts, trainers,
         whole = alone.batch(5, number)
         batches = [share.batch(5, number) for share in shares]
         assert sum(map(len, batches)) == whole.global_size == batches[0].global_size
-        for field, ids in zip(("query_ids", "pair_ids"), seen):
-            numbers = np.concatenate([getattr(batch, field) for batch in batches])
-            assert sorted(numbers) == sorted(getattr(whole, field))
-            ids += numbers.tolist()
+        for field, ids in zip(("runs", "pair_runs"), seen):
+            numbers = [number for batch in batches for run in getattr(batch, field) for number in run.ids]
+            assert sorted(numbers) == sorted(number for run in getattr(whole, field) for number in run.ids)
+            ids += numbers
         for share, batch in zip(shares, batches):
-            # The runs cover the queries of a batch and have their side.
-            bounds = [0, *(run.end for run in batch.runs)]
-            assert [run.start for run in batch.runs] == bounds[:-1] and bounds == sorted(set(bounds))
-            assert bounds[-1] == len(batch.query_ids)
             for run in batch.runs:
-                ids = batch.query_ids[run.start : run.end]
-                sides = share.index.groups(ids) // share.index.num_relations
+                sides = share.index.groups(run.ids) // share.index.num_relations
                 assert set(sides.tolist()) == {0 if run.side is Side.TAIL else 1}
-                assert share.asks_for(run.answer_type)[ids].all()
+                assert share.asks_for(run.answer_type)[run.ids].all()
             layout = dataset.layout()
             for run in batch.pair_runs:
-                part = slice(run.start, run.end)
-                pairs, ids_of_run = share.pairs, batch.pair_ids[part]
-                assert pairs is not None
-                assert {pairs.kinds[kind] for kind in pairs.kind_of[ids_of_run]} == {(run.lhs, run.rhs)}
+                pairs = share.pairs
+                assert {pairs.kinds[kind] for kind in pairs.kind_of[run.ids]} == {(run.lhs, run.rhs)}
                 for name, nodes, ids in (
-                    (run.lhs, batch.pair_heads[part], pairs.heads[ids_of_run]),
-                    (run.rhs, batch.pair_tails[part], pairs.tails[ids_of_run]),
+                    (run.lhs, run.heads, pairs.heads[run.ids]),
+                    (run.rhs, run.tails, pairs.tails[run.ids]),
                 ):
                     assert np.array_equal(np.asarray(layout.original_ids(name))[nodes], ids)
     assert alone.pairs is not None

@@ -112,9 +112,8 @@ def queries_of(trainer: Trainer, batch: Any) -> list[tuple[Side, int, int]]:
     original[RELATION] = extended(original[RELATION], trainer._job.layout.num_times)
     queries = []
     for run in batch.runs:
-        part = slice(run.start, run.end)
-        entities = original[run.anchor_type][batch.anchors[part]].tolist()
-        relations = original[RELATION][batch.relations[part]].tolist()
+        entities = original[run.anchor_type][run.anchors].tolist()
+        relations = original[RELATION][run.relations].tolist()
         queries += [(run.side, *pair) for pair in zip(relations, entities)]
     return queries
 

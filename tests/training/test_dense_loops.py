@@ -190,8 +190,7 @@ class Oracle:
         predicts = self.config.training.relation_prediction
         original = {name: np.asarray(table.original_ids) for name, table in trainer.tables.items()}
         for run in batch.pair_runs if predicts else ():
-            part = slice(run.start, run.end)
-            for h, t, time in zip(batch.pair_heads[part], batch.pair_tails[part], batch.pair_times[part]):
+            for h, t, time in zip(run.heads, run.tails, run.times):
                 pair = ((run.lhs, run.rhs), int(original[run.lhs][h]), int(original[run.rhs][t]), int(time))
                 head, tail = self.single[run.lhs][pair[1]], self.single[run.rhs][pair[2]]
                 for side, anchor, true in ((Side.TAIL, head, tail), (Side.HEAD, tail, head)):

@@ -69,13 +69,11 @@ class Candidates:
         return torch.arange(self.first, self.stop) * self.num_times
 
     @property
-    def device(self) -> torch.device:
-        """Where rows stay, and their gradients are left."""
-        return torch.device("cpu") if self.resident is None else self.stored.device
-
-    @property
     def stored(self) -> Tensor:
-        """Owned rows, (R, D) as they are stored: a view on shared memory, or on a device."""
+        """Owned rows, (R, D) as they are stored: a view on shared memory, or on a device.
+
+        Their gradients are left on the same device.
+        """
         if self.resident is not None:
             return self.resident()
         start = self.table.first_node_id
@@ -303,7 +301,7 @@ class CandidateLoss(Objective):
         table, stored = candidates.table, candidates.stored
         if table.name not in self.transforms and not is_narrow(table.local_rows):
             return stored
-        copy = self._memory(candidates.device).take(f"copy~{table.name}", len(stored), table.dim)
+        copy = self._memory(stored.device).take(f"copy~{table.name}", len(stored), table.dim)
         if candidates.resident is None:
             start = candidates.first - table.first_node_id
             table.widened(np.arange(start, start + len(stored)), copy)
@@ -320,7 +318,7 @@ class CandidateLoss(Objective):
         for block, total in zip(scored, totals):
             candidates, factors = block.candidates, block.block.factors
             table, size = candidates.table, (candidates.stop - candidates.first, candidates.table.dim)
-            rows = self._memory(candidates.device).take(f"dense~{table.name}", *size)
+            rows = self._memory(candidates.stored.device).take(f"dense~{table.name}", *size)
             gradients.append(RowGradients(table.name, self._owned[table.name], rows))
             row_gradients = candidates.each(rows)
             candidates.shard.differentiate(total, factors, parts[block.number], row_gradients)

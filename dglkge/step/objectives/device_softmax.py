@@ -28,7 +28,7 @@ from dglkge.planning.memory import KEPT_SHARES
 from dglkge.sampling.device_batches import ChunkNegatives, DeviceBatch
 from dglkge.step import reductions
 from dglkge.step.contracts import Computation, Gradients, Objective, Rows
-from dglkge.step.objectives.shard_objective import Answers, AutogradShard, ShardNumbers
+from dglkge.step.objectives.shard_objective import Answers, AutogradShard, ShardNumbers, runs_of
 from dglkge.step.planning import Places, Plan, PlannedGroup, number_of
 from dglkge.step.reductions import ChunkedScores, differentiate_chunks, share_scores, sum_by_place
 from dglkge.typing import RELATION, Floats, Side
@@ -260,8 +260,7 @@ class DeviceSoftmaxShard(AutogradShard):
         true = (queries[query_of] * rows[places]).sum(1)
         self._answer_tensors = places, query_of, labels, true
         operand = queries.to(self._dtype)
-        for start in range(0, len(rows), reductions.MOST_COLUMNS):
-            run = slice(start, min(start + reductions.MOST_COLUMNS, len(rows)))
+        for run in runs_of(len(rows), reductions.MOST_COLUMNS):
             width = run.stop - run.start
             # Products of a width that is no multiple of 8 take four times as long.
             candidates = rows.new_zeros(-(-width // 8) * 8, rows.shape[1], dtype=self._dtype)

@@ -18,18 +18,14 @@ from torch import Tensor
 from dglkge.kernels import dot
 from dglkge.model.functions.autograd import words
 from dglkge.model.kge_model import KgeModel
-from dglkge.model.regularizers import LoopWeights, Regularizer
+from dglkge.model.regularizers import Regularizer
 from dglkge.optim import workspace
 from dglkge.step.contracts import Rows
 from dglkge.step.planning import Group, Places
 from dglkge.typing import Floats, Ids, Side
 
-
-def loop_weights(model: KgeModel, regularizer: Regularizer | None) -> LoopWeights | None:
-    """Return the weights with which compiled loops compute a model's regularizer; None if they do not."""
-    if regularizer is None or not regularizer.compiled:
-        return None
-    return regularizer.loop_weights
+Addresses = tuple[Ids, ...]
+"""Addresses of rows, or of gradients, of edges: of heads, tails and relations, (B,) each."""
 
 
 @dataclass(frozen=True)
@@ -58,16 +54,6 @@ class QueryRuns:
             start += len(group)
 
 
-class EdgeRows:
-    """Addresses of the rows and of the gradients of edges: of heads, tails and relations, (B,) each."""
-
-    def __init__(self, groups: Sequence[Group], rows: Rows) -> None:
-        places = list(zip(*((group.heads, group.tails, group.relations) for group in groups)))
-        # An address says nothing of the array that it is in, so the rows are kept alive.
-        self._kept = rows
-        self.rows, self.gradients = zip(*map(rows.addresses, places))
-
-
 @dataclass
 class EdgePenalty:
     """Adds the gradients of the queries' penalties to those of the rows of edges.
@@ -82,14 +68,18 @@ class EdgePenalty:
 
     def __post_init__(self) -> None:
         self._operator = (self.model.score_function.complex_valued, self.model.reciprocal)
-        has_both = len(self.sides) == len(Side)
-        self._weights = weights = loop_weights(self.model, self.regularizer) if has_both else None
+        regularizer = self.regularizer if len(self.sides) == len(Side) else None
+        weights = regularizer.loop_weights if regularizer is not None and regularizer.compiled else None
+        self._weights = weights
         self.n3 = np.float32(0)
         if weights is not None and weights.power == 3 and weights.entity == 2 * weights.relation:
             self.n3, self.regularizer = np.float32(weights.relation), None
 
-    def add(self, queries: QueryRuns, edges: EdgeRows, rows: Rows, factors: Floats) -> float:
-        """Add the gradients, each edge's times its factor (B,); returns the summed penalty."""
+    def add(self, queries: QueryRuns, rows: Rows, factors: Floats, *edges: Addresses) -> float:
+        """Add the gradients, each edge's times its factor (B,); returns the summed penalty.
+
+        ``edges`` are the addresses of the rows, and those of their gradients.
+        """
         if self.regularizer is None:
             return 0.0
         if self._weights is None:
@@ -97,10 +87,10 @@ class EdgePenalty:
                 self._by_autograd(self.regularizer, group, rows, factors[run])
                 for group, run in zip(queries.groups, queries.edges())
             )
-        weights = tuple(np.float32(weight) for weight in self._weights[1:])
-        return dot.add_penalties(
-            edges.rows, self._operator, self.model.dim, factors, self._weights.power, weights, edges.gradients
-        )
+        addresses, gradients = edges
+        power, *weights = self._weights
+        options = (self._operator, self.model.dim, factors, power, tuple(map(np.float32, weights)))
+        return dot.add_penalties(addresses, *options, gradients)
 
     def _by_autograd(self, regularizer: Regularizer, group: Group, rows: Rows, factors: Floats) -> float:
         """Add the gradients of a regularizer that has no loop."""
@@ -121,7 +111,7 @@ class EdgePenalty:
         return total.item()
 
 
-def _parts(arrays: tuple[Ids, ...], part: slice) -> tuple[Ids, ...]:
+def _parts(arrays: Addresses, part: slice) -> Addresses:
     """Return a part of each of some arrays."""
     return arrays if part is workspace.WHOLE else tuple(array[part] for array in arrays)
 
@@ -134,8 +124,12 @@ class CompiledQueries:
 
     def __init__(self, model: KgeModel, penalty: EdgePenalty, queries: QueryRuns, rows: Rows) -> None:
         self._operator = (model.score_function.complex_valued, model.reciprocal)
+        # An address says nothing of the array that it is in, so the rows are kept alive.
         self._penalty, self._queries, self._rows = penalty, queries, rows
-        self._edges, self._places = EdgeRows(queries.groups, rows), queries.places
+        places = list(zip(*((group.heads, group.tails, group.relations) for group in queries.groups)))
+        # Of heads, tails and relations, (B,) each.
+        self._addresses, self._gradients = zip(*map(rows.addresses, places))
+        self._places = queries.places
         # Numbers of an edge: those of its head, its tail and its relation.
         self._width = 2 * model.dim + model.relation_width
 
@@ -144,7 +138,7 @@ class CompiledQueries:
         operand = words(queries)
 
         def make(part: slice) -> None:
-            rows, places = _parts(self._edges.rows, part), _parts(self._places, part)
+            rows, places = _parts(self._addresses, part), _parts(self._places, part)
             dot.make_queries(rows, self._operator, places, operand, positive, own_scores)
 
         workspace.split(len(self._places[0]), self._width, make)
@@ -162,14 +156,15 @@ class CompiledQueries:
         operand, shares = words(query_gradients), (missing, own_shares)
 
         def write(part: slice) -> float:
-            rows, places = _parts(self._edges.rows, part), _parts(self._places, part)
-            gradients, n3 = _parts(self._edges.gradients, part), self._penalty.n3
+            rows, places = _parts(self._addresses, part), _parts(self._places, part)
+            gradients, n3 = _parts(self._gradients, part), self._penalty.n3
             return dot.write_gradients(
                 rows, self._operator, places, operand, shares, factors[part], n3, gradients
             )
 
         penalty = float(sum(workspace.split(len(factors), self._width, write)))
-        return penalty + self._penalty.add(self._queries, self._edges, self._rows, factors)
+        edges = self._addresses, self._gradients
+        return penalty + self._penalty.add(self._queries, self._rows, factors, *edges)
 
 
 class DifferentiatedQueries:

@@ -11,6 +11,7 @@ and gradients of rows stay float32.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -76,10 +77,8 @@ class DotSoftmax(SampledLoss):
     def _compute(self, plan: Plan, rows: Rows) -> Gradients:
         """Write the gradients of a batch's rows."""
         measures = BatchMeasures(self.has_measures)
-        chunks: dict[int, list[Group]] = {}
-        for group in plan.groups:
-            chunks.setdefault(group.chunk, []).append(group)
-        loss = sum(self._chunk_loss(groups, plan.divisor, rows, measures) for groups in chunks.values())
+        chunks = itertools.groupby(plan.groups, key=lambda group: group.chunk)
+        loss = sum(self._chunk_loss(list(groups), plan.divisor, rows, measures) for _, groups in chunks)
         return Gradients(plan.divisor * float(loss), measures=measures.sums)
 
     def _chunk_loss(
@@ -87,11 +86,7 @@ class DotSoftmax(SampledLoss):
     ) -> float:
         """Return the loss of the groups of a chunk by ``divisor``."""
         self._clock.enter("score")
-        blocks = blocks_of(groups)
-        runs: list[dict[Side, slice]] = [{} for _ in groups]
-        for block in blocks:
-            for piece in block.pieces:
-                runs[piece.group][piece.side] = piece.run
+        blocks, runs = blocks_of(groups)
         # A side that is not trained has no negatives: its queries lie behind those that have.
         num = trained = blocks[-1].room.stop
         for side in (side for side in Side if side not in self.planner.samplers):
@@ -122,7 +117,7 @@ class DotSoftmax(SampledLoss):
             # Scratch memory may hold NaN, and 0 times NaN in a product is NaN.
             queries[block.run.stop : block.room.stop] = 0
             arrays = (queries[block.room], query_gradients[block.room], numbers[:, block.run])
-            loss += self._against(block, groups, batch_rows, measures, *arrays, true_ids[block.run])
+            loss += self._against(block, batch_rows, measures, *arrays, true_ids[block.run])
         penalty = chunk_queries.differentiate(query_gradients, missing, own_shares, each_factor)
         measures.add_penalty(penalty * divisor)
         return loss + penalty
@@ -144,9 +139,7 @@ class DotSoftmax(SampledLoss):
             for side, known in group.known.items():
                 own_scores[runs[side]][known.is_own_known] = IGNORED_SCORE
 
-    def _against(
-        self, block: Block, groups: Sequence[Group], rows: Rows, measures: BatchMeasures, *arrays: Any
-    ) -> float:
+    def _against(self, block: Block, rows: Rows, measures: BatchMeasures, *arrays: Any) -> float:
         """Score the queries of a block against its negatives and write their gradients; returns the loss.
 
         The arrays are queries (m, D) and their gradients, the numbers of
@@ -166,22 +159,20 @@ class DotSoftmax(SampledLoss):
         workspace.matmul(queries, candidates.T, scores)
         clock.enter("loss")
         score_words = words(scores)
-        for piece in block.pieces:
-            ranges, run = groups[piece.group].ranges.get(piece.side), block.part(piece)
-            if ranges is not None:
+        for group, side, run in block.pieces:
+            if (ranges := group.ranges.get(side)) is not None:
                 run_scores = (score_words[run], numbers[0][run], numbers[1][run])
                 loops.lower_same_range(tuple(ranges), np.float32(self.range_offset), *run_scores)
         slots = scratch.take("slots", 1, (2 << num.bit_length()) + num, torch.int32).numpy()[0]
         # Each query has one answer, the true one.
         one_each = np.arange(num_queries), np.ones(num_queries, np.int64), true_ids
         loops.ignore_known(one_each, negatives.ids, self._ignored, slots, score_words)
-        for piece in block.pieces:
-            known, run = groups[piece.group].known.get(piece.side), block.part(piece)
-            if known is not None:
+        for group, side, run in block.pieces:
+            if (known := group.known.get(side)) is not None:
                 known.overwrite(score_words[run], self._ignored, slots)
             if measures.are_counted:
                 above = loops.count_above(score_words[run], numbers[0][run], numbers[1][run])
-                measures.add_violators(piece.side, above)
+                measures.add_violators(side, above)
         counted = score_words[:num_queries]
         losses = workspace.split(
             num_queries, num, lambda part: self._loop(counted[part], tuple(numbers[:, part]))
@@ -198,50 +189,43 @@ class DotSoftmax(SampledLoss):
         return float(sum(losses))
 
 
-class Piece(NamedTuple):
-    """Queries of one group and side: number of the group, and the queries' rows."""
-
-    group: int
-    side: Side
-    run: slice
-
-
 class Block(NamedTuple):
     """Queries of a chunk that have the same negatives.
 
-    ``run`` are the rows of its queries, which those of the pieces make up in their order, and ``room`` these
-    with more behind them up to a multiple.
+    ``pieces`` are groups and sides with their runs of the block's queries. ``run`` are the rows of these
+    among all queries of the chunk, and ``room`` is the same with more behind them up to a multiple.
     """
 
     negatives: Places
-    pieces: Sequence[Piece]
+    pieces: Sequence[tuple[Group, Side, slice]]
     run: slice
     room: slice
 
-    def part(self, piece: Piece) -> slice:
-        """Return which of the block's queries are a piece's."""
-        return slice(piece.run.start - self.run.start, piece.run.stop - self.run.start)
 
-
-def blocks_of(groups: Sequence[Group]) -> list[Block]:
-    """Return the blocks of a chunk: queries for tails before those for heads."""
+def blocks_of(groups: Sequence[Group]) -> tuple[list[Block], list[dict[Side, slice]]]:
+    """Return the blocks of a chunk, queries for tails before those for heads; and the rows of each group's
+    queries by side.
+    """
     # By identity: the groups hold the objects, so no id is used twice within a call.
     members: dict[int, list[tuple[int, Side]]] = {}
     for side in (Side.TAIL, Side.HEAD):
         for number, group in enumerate(groups):
             if side in group.negatives:
                 members.setdefault(id(group.negatives[side]), []).append((number, side))
+    runs: list[dict[Side, slice]] = [{} for _ in groups]
     blocks, start = [], 0
-    for pieces in members.values():
-        block_pieces, end = [], start
-        for number, side in pieces:
-            block_pieces.append(Piece(number, side, slice(end, end + len(groups[number]))))
-            end += len(groups[number])
-        room = slice(start, start + rounded(end - start))
+    for queries in members.values():
+        pieces, size = [], 0
+        for number, side in queries:
+            end = size + len(groups[number])
+            pieces.append((groups[number], side, slice(size, end)))
+            runs[number][side] = slice(start + size, start + end)
+            size = end
+        room = slice(start, start + rounded(size))
         # The pieces have the same negatives: those of the last one.
-        blocks.append(Block(groups[number].negatives[side], block_pieces, slice(start, end), room))
+        blocks.append(Block(groups[number].negatives[side], pieces, slice(start, start + size), room))
         start = room.stop
-    return blocks
+    return blocks, runs
 
 
 def rounded(num: int) -> int:

@@ -33,7 +33,7 @@ from dglkge.optim.workspace import Scratch
 from dglkge.sampling.query_batches import AnswerIndex, ShardAnswers
 from dglkge.step.contracts import Gradients, Objective, Rows
 from dglkge.step.objectives.all_candidates import ModelQueries, Piece, QueryMaker, QueryOptions, TakeBack
-from dglkge.step.objectives.dot_queries import CompiledQueries, EdgePenalty, QueryRuns, loop_weights
+from dglkge.step.objectives.dot_queries import CompiledQueries, EdgePenalty, QueryRuns
 from dglkge.step.objectives.shard_objective import Answers
 from dglkge.step.planning import Places, Plan
 from dglkge.typing import RELATION, Floats, Ids, Side
@@ -174,7 +174,7 @@ def differentiated(queries: Sequence[Tensor], penalty: Tensor, gradients: Sequen
 def has_loops(model: KgeModel, regularizer: Regularizer | None) -> bool:
     """Return whether :class:`LoopQueries` computes the gradients of a model and a regularizer."""
     is_plain = type(model) is KgeModel and model.score_function.compiled
-    return is_plain and (regularizer is None or loop_weights(model, regularizer) is not None)
+    return is_plain and (regularizer is None or regularizer.compiled)
 
 
 def edge_queries(options: QueryOptions) -> QueryMaker:

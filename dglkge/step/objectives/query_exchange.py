@@ -22,8 +22,6 @@ from dglkge.optim.alltoall import Alltoall
 from dglkge.optim.workspace import Scratch
 from dglkge.typing import Floats, Ids
 
-_FLOAT_BYTES = 4
-
 
 @dataclass(frozen=True)
 class QueryBlock:
@@ -70,31 +68,30 @@ class QueryExchange:
             return list(blocks)
         in_bytes = (self._counts * [record.itemsize for record in self._records]).sum(1).tolist()
         received = self._scratch.bytes("received", sum(in_bytes))
-        message, start = self._scratch.bytes("sent", in_bytes[self._group.rank]), 0
-        for block, record in zip(blocks, self._records):
-            end = start + record.itemsize * len(block)
-            records = message[start:end].view(record)
+        message = self._scratch.bytes("sent", in_bytes[self._group.rank])
+        for block, records in zip(blocks, self._records_in(message, counts)):
             records["key"], records["factor"] = block.keys, block.factors
             records["query"] = block.queries.cpu().numpy()
-            start = end
         self._send(message, received, in_bytes)
-        return self._unpack(received)
+        return self._unpack(np.split(received, np.cumsum(in_bytes)[:-1]))
 
-    def _unpack(self, received: npt.NDArray[np.uint8]) -> list[QueryBlock]:
+    def _records_in(self, message: npt.NDArray[np.uint8], counts: Ids) -> list[np.ndarray]:
+        """Return the records of each block in a message, which has so many of each."""
+        ends = np.cumsum(counts * [record.itemsize for record in self._records])[:-1]
+        return [part.view(record) for part, record in zip(np.split(message, ends), self._records)]
+
+    def _unpack(self, messages: Sequence[npt.NDArray[np.uint8]]) -> list[QueryBlock]:
         """Sort the messages of all ranks by block."""
         gathered = []
         for number, (total, record) in enumerate(zip(self._ends[-1].tolist(), self._records)):
             queries = self._scratch.take(number, total, *record["query"].shape)
             gathered.append(QueryBlock(queries, np.empty(total, np.int64), np.empty(total, np.float32)))
-        start = 0
-        for rank in range(self._group.size):
-            for number, (block, record) in enumerate(zip(gathered, self._records)):
+        for rank, message in enumerate(messages):
+            parts = self._records_in(message, self._counts[rank])
+            for number, (block, records) in enumerate(zip(gathered, parts)):
                 run = self._run(rank, number)
-                end = start + record.itemsize * (run.stop - run.start)
-                records = received[start:end].view(record)
                 block.keys[run], block.factors[run] = records["key"], records["factor"]
                 block.queries.numpy()[run] = records["query"]
-                start = end
         return gathered
 
     def _run(self, rank: int, block: int) -> slice:
@@ -149,7 +146,7 @@ class QueryExchange:
             return list(parts)
         runs = [[self._run(other, block) for block in range(len(parts))] for other in range(size)]
         pieces = [[part[run] for part, run in zip(parts, of_rank)] for of_rank in runs]
-        num_bytes = np.array([_FLOAT_BYTES * sum(map(torch.numel, of_rank)) for of_rank in pieces])
+        num_bytes = np.array([sum(piece.nbytes for piece in of_rank) for of_rank in pieces])
         # The own part is added from `parts` directly.
         is_other = np.arange(size) != rank
         out_bytes, in_bytes = num_bytes * is_other, num_bytes[rank] * is_other

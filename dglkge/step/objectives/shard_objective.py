@@ -11,6 +11,7 @@ which are to be summed over shards, and the gradients of the shard's own rows, w
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ class Answers:
     shares: Floats
     penalty_shares: Floats | None = None
 
-    @property
+    @functools.cached_property
     def query_of(self) -> Ids:
         """Query of each answer, (A,)."""
         return np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
@@ -151,45 +152,43 @@ class ProductShard:
         top = np.full(padded, IGNORED_SCORE, np.float32)
         totals = np.zeros(padded, np.float32)
         for number, panel in enumerate(self._panels):
-            top, totals = self._score_panel(number, panel, top, totals)
+            self._score_panel(number, panel, top, totals)
         self._top = top
         return ShardNumbers(self._with_answers(top[:num], totals[:num]))
 
     def _plan_panels(self, num_rows: int) -> list[_Panel]:
         """Cut the rows into panels, and decide which are kept."""
-        width, spare_bytes, panels = self.rows_a_panel, self.kept_bytes, []
-        for start in range(0, num_rows, width):
-            stop = min(start + width, num_rows)
-            spare_bytes -= self._padded * (stop - start) * self._dtype.itemsize
+        spare_bytes, panels = self.kept_bytes, []
+        for run in runs_of(num_rows, self.rows_a_panel):
+            spare_bytes -= self._padded * (run.stop - run.start) * self._dtype.itemsize
             # A single panel is always kept: its memory is needed for the first half in any case.
-            panels.append(_Panel(start, stop, is_kept=spare_bytes >= 0 or num_rows <= width))
+            panels.append(_Panel(run, is_kept=spare_bytes >= 0 or num_rows <= self.rows_a_panel))
         return panels
 
     def _powers(self, panel: _Panel) -> Tensor:
         """Return the memory of a panel's scores, (Q, W): its own if it is kept."""
-        name = f"powers{panel.start}" if panel.is_kept else "powers"
-        return self._scratch.take(name, self._padded, panel.stop - panel.start, self._dtype)
+        name, run = f"powers{panel.run.start}" if panel.is_kept else "powers", panel.run
+        return self._scratch.take(name, self._padded, run.stop - run.start, self._dtype)
 
     def _score_block(self, panel: _Panel, block: slice, greatest: Floats, totals: Floats) -> Tensor:
         """Write the powers (or sigmoids) of a block of queries and a panel; returns them."""
         powers = self._powers(panel)[block]
-        torch.mm(self._operand[block], self._candidates[panel.start : panel.stop].T, out=powers)
+        torch.mm(self._operand[block], self._candidates[panel.run].T, out=powers)
         scores, answers = words(powers), self._answers
         starts = answers.starts[block.start : block.stop + 1]
         # Answers are added later in float32. With a score of -1e30 their power or sigmoid is 0, or is scaled
         # to 0 where a panel holds nothing but answers.
-        kernels.overwrite_answers(starts, answers.places, panel.start, self._ignored, scores)
+        kernels.overwrite_answers(starts, answers.places, panel.run.start, self._ignored, scores)
         self._replace(scores, greatest, totals)
         return powers
 
-    def _score_panel(self, number: int, panel: _Panel, top: Floats, totals: Floats) -> tuple[Floats, Floats]:
-        """Score all queries against a panel and merge its numbers with those of the panels before."""
+    def _score_panel(self, number: int, panel: _Panel, top: Floats, totals: Floats) -> None:
+        """Score all queries against a panel and merge its numbers into those of the panels before."""
         dim = self._operand.shape[1]
         greatest = self._greatest[number]
         panel_totals = np.empty(self._padded, np.float32)
-        merged, merged_totals = np.empty_like(top), np.empty_like(totals)
-        candidates = self._candidates[panel.start : panel.stop]
-        for block in _runs(self._padded, QUERIES_A_BLOCK):
+        candidates = self._candidates[panel.run]
+        for block in runs_of(self._padded, QUERIES_A_BLOCK):
             powers = self._score_block(panel, block, greatest[block], panel_totals[block])
             products = self._scratch.take("products", len(powers), dim, self._dtype)
             torch.mm(powers, candidates, out=products)
@@ -199,10 +198,9 @@ class ProductShard:
             if number == 0:
                 # The first panel: `_gradients` is still undefined memory, which may hold NaN.
                 keeps[:] = 0
-            merged[block] = new
-            merged_totals[block] = keeps * totals[block] + scales * panel_totals[block]
+            top[block] = new
+            totals[block] = keeps * totals[block] + scales * panel_totals[block]
             kernels.add_products(words(products), keeps, scales, self._gradients[block])
-        return merged, merged_totals
 
     def _with_answers(self, top: Floats, totals: Floats) -> Floats:
         """Add the answers' own scores to the numbers of the other candidates; returns all three."""
@@ -248,11 +246,11 @@ class ProductShard:
             # since.
             if not panel.is_kept:
                 unused = np.empty(self._padded, np.float32)
-                for block in _runs(self._padded, QUERIES_A_BLOCK):
+                for block in runs_of(self._padded, QUERIES_A_BLOCK):
                     self._score_block(panel, block, self._greatest[number][block], unused[block])
             scales = self._scales(self._greatest[number, :num], normalizer, factors)
             kernels.narrow_rows(self._queries.numpy(), scales, words(scaled))
-            self._differentiate_rows(scaled, self._powers(panel), row_gradients[panel.start : panel.stop])
+            self._differentiate_rows(scaled, self._powers(panel), row_gradients[panel.run])
         self._differentiate_answers(normalizer, factors, query_gradients, row_gradients)
 
     def _differentiate_rows(self, scaled: Tensor, powers: Tensor, row_gradients: Tensor) -> None:
@@ -296,12 +294,11 @@ class ProductShard:
 class _Panel(NamedTuple):
     """Consecutive rows of a shard, and whether their powers are kept between the two halves."""
 
-    start: int
-    stop: int
+    run: slice
     is_kept: bool
 
 
-def _runs(num: int, length: int) -> Iterator[slice]:
+def runs_of(num: int, length: int) -> Iterator[slice]:
     """Yield runs of rows or queries."""
     for start in range(0, num, length):
         yield slice(start, min(start + length, num))
@@ -355,7 +352,7 @@ class AutogradShard:
         self._queries = queries.to(self.device.device)
         places, columns = np.unique(answers.places, return_inverse=True)
         scores = np.empty(len(columns), np.float32)
-        for block in _runs(len(places), self._block_rows(len(queries) * self.numbers_a_score)):
+        for block in runs_of(len(places), self._block_rows(len(queries) * self.numbers_a_score)):
             is_here = (columns >= block.start) & (columns < block.stop)
             candidates = self._there(rows[torch.from_numpy(places[block]).to(rows.device)])
             matrix = self._scores(self._queries, candidates).cpu().numpy()
@@ -371,7 +368,7 @@ class AutogradShard:
         loss, num_pairs = self.objective.loss, len(scores.scores)
         numbers, pulls = loss.first(self._queries), self._queries.new_zeros(num_pairs)
         self._rows_a_block = self._block_rows(max(len(queries) * self.numbers_a_score, num_pairs))
-        for run in _runs(len(rows), self._rows_a_block):
+        for run in runs_of(len(rows), self._rows_a_block):
             loss.add(numbers, pulls, self._score_block(run, self._queries, self._block(run)))
         return ShardNumbers(numbers.cpu().numpy(), pulls.cpu().numpy())
 
@@ -387,7 +384,7 @@ class AutogradShard:
         shift, weights = (self._there(torch.from_numpy(array))[:, None] for array in (normalizers, factors))
         answer_pulls = self._there(torch.from_numpy(pulls))
         returning: list[tuple[slice, Tensor, Any]] = []
-        for number, run in enumerate(_runs(len(self._rows), self._rows_a_block)):
+        for number, run in enumerate(runs_of(len(self._rows), self._rows_a_block)):
             rows = self._block(run).detach().contiguous().requires_grad_()
             with self.device.computing():
                 block = self._score_block(run, queries, rows)
