@@ -271,13 +271,12 @@ class LeaseTaker:
 
         Raises CheckpointError as :meth:`attempt`, and NotReadyError if the disk is full or fails.
         """
-        while True:
-            try:
-                lease = self.attempt(EXPIRY_SECONDS)
-            except StorageError as error:
-                raise NotReadyError(str(error)) from error
-            if lease is not None:
-                return lease
+        try:
+            while (lease := self.attempt(EXPIRY_SECONDS)) is None:
+                pass
+        except StorageError as error:
+            raise NotReadyError(str(error)) from error
+        return lease
 
     def _try(self) -> Lease | None:
         """Take the lease if it is free or has expired, or share that of this job; None if it is held."""

@@ -63,13 +63,14 @@ class PowerSettings(RowSettings):
     p: float = setting(3.0, "the power", ge=1)
 
 
+class ProductSettings(RegularizerSettings):
+    """Settings of penalties on products of rows."""
+
+    product_ratio: float = setting(1.0, "factor besides weight on the terms of products of rows", ge=0)
+
+
 RATIOS = ("entity_ratio", "relation_ratio", "product_ratio")
 """Factors besides the weight on the terms of entities, of relations and of products of rows."""
-
-
-def _product_ratio() -> Any:
-    """Declare the factor on the terms of products."""
-    return setting(1.0, "factor besides weight on the terms of products of rows", ge=0)
 
 
 class Regularizer(ABC):
@@ -276,10 +277,8 @@ class Dura(F2):
     help = "squares of the query (entity times relation) and of the answer (Zhang et al. 2020)"
     compiled = True
 
-    class Settings(EntitySettings):
+    class Settings(ProductSettings, EntitySettings):
         """Its options."""
-
-        product_ratio: float = _product_ratio()
 
     @classmethod
     def fits(cls, score_function: type[ScoreFunction]) -> bool:
@@ -323,10 +322,8 @@ class Ivr(Regularizer):
     help = "sums of |x|^p of the rows and of the products of any two of them (Xiao and Cao 2024)"
     needs_answer = True
 
-    class Settings(PowerSettings):
+    class Settings(ProductSettings, PowerSettings):
         """Its options."""
-
-        product_ratio: float = _product_ratio()
 
     @classmethod
     def fits(cls, score_function: type[ScoreFunction]) -> bool:
