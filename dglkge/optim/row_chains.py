@@ -288,21 +288,20 @@ class Clipping:
         return merged, squares
 
     def scale(
-        self, rows: Sequence[Tensor], squares: float, other_squares: float, total: Callable[[ndarray], ndarray]
+        self, merged: Sequence[Tensor], squares: float, others: float, total: Callable[[ndarray], ndarray]
     ) -> float:
-        """Multiply all rows that this trainer updates by the factor on the whole gradient, at most 1.
+        """Multiply the rows of all tables that this trainer updates by one factor, at most 1; returns it.
 
-        Returns the factor; a collective if the norm is limited. ``squares`` are those of the rows,
-        ``other_squares`` those of parameters that are no rows, the same on every trainer; ``total`` sums
-        numbers (1,) over all trainers.
+        A collective if the norm is limited. ``squares`` are those of the rows, ``others`` those of parameters
+        that are no rows, the same on every trainer; ``total`` sums numbers (1,) over all trainers.
         """
         if self.norm is None:
             return 1.0
-        length = math.sqrt(float(total(np.array([squares], np.float64))[0]) + other_squares)
+        length = math.sqrt(float(total(np.array([squares], np.float64))[0]) + others)
         factor = min(1.0, self.norm / (length + NORM_EPS))
         if factor != 1:
-            for of_table in rows:
-                of_table *= factor
+            for rows in merged:
+                rows *= factor
         return factor
 
 

@@ -230,7 +230,7 @@ class SavedState(abc.ABC):
 
     @property
     def _state(self) -> dict[str, Any]:
-        """State of each embedding by name: a ``DistTensor``, or a tuple of them, as DGL's optimizers have it."""
+        """State of each embedding by name: a ``DistTensor``, or a tuple of them as in DGL."""
         self.finish()
         states = {table.label: tuple(table.state.values()) for table in self.tables}
         return {label: state[0] if len(state) == 1 else state for label, state in states.items()}
