@@ -29,8 +29,7 @@ class ScaledL1(Comparator):
         offset, scale = query.chunk(2, dim=-1)
         return -autograd_functions.ScaledManhattan.apply(offset, scale, unit_rows(candidates))
 
-    def compare_fused(self, query: Tensor, candidates: Tensor) -> Tensor:
-        return self.compare_plainly(query, candidates)
+    compare_fused = Comparator.compare_plainly
 
     def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
         offset, scale = query.chunk(2, dim=-1)
