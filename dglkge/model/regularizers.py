@@ -171,11 +171,10 @@ class Regularizer(ABC):
         ``query`` (B, query_dim) is that of the same rows, where it is computed already: some penalties need
         nothing else. ``places`` are as for :meth:`KgeModel.query`.
         """
-        penalties = None if query is None else self.from_queries(query, answer)
-        if penalties is None:
-            rows = relation_row if places is None else relation_row[places]
-            penalties = self.query_penalties(model, anchor, rows, answer, side)
-        return penalties
+        if query is not None and (penalties := self.from_queries(query, answer)) is not None:
+            return penalties
+        rows = relation_row if places is None else relation_row[places]
+        return self.query_penalties(model, anchor, rows, answer, side)
 
     def from_queries(self, query: Tensor, answer: Tensor | None) -> Tensor | None:
         """Return :meth:`query_penalties` (B,) from queries (B, D) made before; None if it takes the rows."""
