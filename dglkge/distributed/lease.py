@@ -96,7 +96,7 @@ class Holder:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Holder | None:
-        """Read a lease file; None if it has another content or is half-written."""
+        """Read a lease file; None if it is empty, half-written or has another content."""
         try:
             fields = json.loads(content)
             holder = cls(**{field.name: fields[field.name] for field in dataclasses.fields(cls)})
@@ -162,8 +162,7 @@ class Lease:
         """
         if not (afresh or self._is_lost):
             return
-        content = self._read()
-        holder = None if content is None else Holder.from_bytes(content)
+        holder = Holder.from_bytes(self._read() or b"")
         if holder is not None and holder.nonce == self.holder_nonce:
             return
         gone = "it is gone, or this host does not see that folder (machines that share no disk need --sync)"
@@ -271,18 +270,16 @@ class LeaseTaker:
 
         Raises CheckpointError as :meth:`attempt`, and NotReadyError if the disk is full or fails.
         """
-        while True:
-            try:
-                lease = self.attempt(EXPIRY_SECONDS)
-            except StorageError as error:
-                raise NotReadyError(str(error)) from error
-            if lease is not None:
-                return lease
+        try:
+            while (lease := self.attempt(EXPIRY_SECONDS)) is None:
+                pass
+        except StorageError as error:
+            raise NotReadyError(str(error)) from error
+        return lease
 
     def _try(self) -> Lease | None:
         """Take the lease if it is free or has expired, or share that of this job; None if it is held."""
-        content = _content(self.path)
-        holder = None if content is None else Holder.from_bytes(content)
+        holder = Holder.from_bytes(_content(self.path) or b"")
         if holder is not None and self._shares(holder):
             return Lease(self.path, self._mine.nonce, holder, is_holder=False)
         if self._acquire(self.path):
@@ -398,10 +395,9 @@ def hold(folder: Path, role: str) -> Iterator[Lease]:
 
 def _content(path: Path) -> bytes | None:
     """Read a small file; None if absent."""
-    try:
+    with contextlib.suppress(FileNotFoundError):
         return path.read_bytes()
-    except FileNotFoundError:
-        return None
+    return None
 
 
 def boot_id() -> str:

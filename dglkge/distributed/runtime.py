@@ -93,6 +93,21 @@ class Cluster:
         while self._leave_callbacks:
             self._leave_callbacks.pop(0)()
 
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Cluster]:
+        """Record stop requests inside the block, and call the functions of both kinds after it.
+
+        A launched process ignores the signals from then on, see :meth:`StopRequest.ignore_from_now_on`.
+        """
+        with self.stop.listening():  # after connect: DGL installs a SIGINT handler of its own
+            try:
+                yield self
+                self.leave()
+                if self.world.launched:
+                    self.stop.ignore_from_now_on()
+            finally:
+                self.end()
+
     def barrier(self, num_bytes: int = 0) -> None:
         """Block until every trainer has reached the barrier.
 
@@ -206,14 +221,8 @@ def join_cluster(graph_name: str, part_config: str, num_parts: int) -> Iterator[
         return
     try:
         _become_member("a launched process trains once: start the next training as a job of its own")
-        cluster = _start(world, ip_config, graph_name, part_config)
-        with cluster.stop.listening():  # after connect: DGL installs a SIGINT handler of its own
-            try:
-                yield cluster
-                cluster.leave()
-                cluster.stop.ignore_from_now_on()
-            finally:
-                cluster.end()
+        with _start(world, ip_config, graph_name, part_config).running() as cluster:
+            yield cluster
     except BaseException as error:
         _fail(error, world)
     end_process_group()
@@ -225,13 +234,8 @@ def _alone(world: World, ip_config: str, graph_name: str, part_config: str) -> I
     _become_member("it trains already: leave the block of the first join_cluster before, or use processes")
     try:
         dgl_compat.connect(ip_config)
-        cluster = Cluster(world, dgl_compat.open_graph(graph_name, part_config))
-        with cluster.stop.listening():
-            try:
-                yield cluster
-                cluster.leave()
-            finally:
-                cluster.end()
+        with Cluster(world, dgl_compat.open_graph(graph_name, part_config)).running() as cluster:
+            yield cluster
     finally:
         dgl_compat.disconnect()
         _MEMBERSHIP.release()

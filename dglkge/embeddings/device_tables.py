@@ -229,8 +229,10 @@ class DeviceTables:
             (owned if name in fetched else fetched)[name] = rows
         sums = {name: self._summed(name, rows, owned.get(name)) for name, rows in fetched.items()}
         factor = 1.0
-        if self.optimizer.clipping is not None:
-            factor = self._clip([rows for _, rows in sums.values()], other_squares)
+        if (clipping := self.optimizer.clipping) is not None:
+            merged = [rows for _, rows in sums.values()]
+            squares = sum(clipped_squares(rows, clipping.value) for rows in merged)
+            factor = clipping.scale(merged, squares, other_squares, self._host.sum)
         self._enter("update")
         active = [name in sums and (name in owned or self._open[name].is_active) for name in self._shards]
         steps = self.optimizer.count_step(active, number)
@@ -274,13 +276,3 @@ class DeviceTables:
             run = slice(ends[rank], ends[rank + 1])
             sums.index_add_(0, places[run], gradients[run])
         return targets, sums
-
-    def _clip(self, sums: Sequence[Tensor], other_squares: float) -> float:
-        """Clip the merged gradients of all tables in place; returns the factor."""
-        clipping = self.optimizer.clipping
-        squares = sum(clipped_squares(rows, clipping.value) for rows in sums)
-        factor: float = clipping.factor(squares, other_squares, self._host.sum)
-        if factor != 1:
-            for rows in sums:
-                rows *= factor
-        return factor

@@ -136,9 +136,8 @@ class MappedRows:
         cls, rows: Any, num_ranges: int, drops: bool = False, is_leader: bool = True
     ) -> MappedRows | None:
         """Return the rows (n, ...) of a contiguous tensor; None if they are in memory only."""
-        if not len(rows) or not rows.is_contiguous():
-            return None
-        return cls._of(rows.data_ptr(), len(rows), rows.nbytes // len(rows), num_ranges, drops, is_leader)
+        address = rows.data_ptr() if rows.is_contiguous() else None
+        return cls._of(rows, address, num_ranges, drops, is_leader)
 
     @classmethod
     def from_array(cls, rows: np.ndarray, drops: bool = False) -> MappedRows | None:
@@ -147,9 +146,8 @@ class MappedRows:
         Those that are dropped are read only where they are asked for: else a page that is absent brings its
         neighbours, up to ``read_ahead_kb`` of the disk, which may be megabytes that are not needed soon.
         """
-        if not len(rows) or not rows.flags.c_contiguous:
-            return None
-        mapped = cls._of(rows.ctypes.data, len(rows), rows.nbytes // len(rows), 1, drops, is_leader=True)
+        address = rows.ctypes.data if rows.flags.c_contiguous else None
+        mapped = cls._of(rows, address, 1, drops, is_leader=True)
         if mapped is not None and drops:
             for address, num_bytes in mapped.pieces(0):
                 mapped._madvise(address, num_bytes, MADV_RANDOM)
@@ -157,14 +155,17 @@ class MappedRows:
 
     @classmethod
     def _of(
-        cls, address: int, num_rows: int, row_bytes: int, num_ranges: int, drops: bool, is_leader: bool
+        cls, rows: Any, address: int | None, num_ranges: int, drops: bool, is_leader: bool
     ) -> MappedRows | None:
+        """Return contiguous rows at an address; None if there is none, or they are in memory only."""
+        if address is None or not len(rows):
+            return None
         before = address % mmap.PAGESIZE
-        files = find_mapped_files(address - before, before + num_rows * row_bytes)
+        files = find_mapped_files(address - before, before + rows.nbytes)
         # Pages of a private mapping are this process's own: dropping them would lose what it wrote.
         if not files or not all(file.is_shared for file in files) or not is_on_disk(files[0].path):
             return None
-        return cls(address, num_rows, row_bytes, num_ranges, files, drops, is_leader)
+        return cls(address, len(rows), rows.nbytes // len(rows), num_ranges, files, drops, is_leader)
 
     def pieces(self, number: int) -> list[tuple[int, int]]:
         """Return the address and length in bytes of each call for a range: whole pages inside the rows."""

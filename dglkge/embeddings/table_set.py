@@ -8,7 +8,8 @@ know when training ends.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections import UserDict
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +25,7 @@ from dglkge.optim.dgl_tables import make_state
 from dglkge.typing import RELATION, TRAINED_ROWS, TablePart
 
 
-class TableSet(Mapping[str, EmbeddingTable]):
+class TableSet(UserDict[str, EmbeddingTable]):
     """The tables of every entity type and of the relations; looks rows up by original id.
 
     Parameters
@@ -55,42 +56,34 @@ class TableSet(Mapping[str, EmbeddingTable]):
     ) -> None:
         self._part = part
         self._num_times = layout.num_times
-        self._tables = {
+        tables = {
             name: EmbeddingTable(graph, layout, name, dim, part, storage) for name, dim in entity_dims.items()
         }
         wide = replace(storage, dtype=torch.float32)
         # The order of the tables is that of the exchange's messages, so it must be the same on all trainers.
-        self._tables[RELATION] = EmbeddingTable(graph, layout, RELATION, relation_dim, part, wide)
-        self.lookup: RowLookup = DirectLookup(self._tables)
-
-    def __getitem__(self, name: str) -> EmbeddingTable:
-        return self._tables[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tables)
-
-    def __len__(self) -> int:
-        return len(self._tables)
+        tables[RELATION] = EmbeddingTable(graph, layout, RELATION, relation_dim, part, wide)
+        super().__init__(tables)
+        self.lookup: RowLookup = DirectLookup(self.data)
 
     @property
     def entity_types(self) -> list[str]:
         """Names of the entity types."""
-        return [name for name in self._tables if name != RELATION]
+        return [name for name in self if name != RELATION]
 
     def replaced(self, tables: Mapping[str, EmbeddingTable]) -> TableSet:
         """Return the set with other tables of the same names, for :meth:`gather`; the lookup is shared."""
         clone = copy.copy(self)
-        clone._tables = dict(tables)
+        clone.data = dict(tables)
         return clone
 
     def use_exchange(self, group: Alltoall, wire_dtype: torch.dtype, staleness: int) -> None:
         """Look rows up through an exchange of all trainers, a group of its own, from now on; a collective."""
-        exchange = RowExchange(group, self._part, list(self._tables.values()), wire_dtype)
-        self.lookup = ExchangeLookup(self._tables, exchange, staleness)
+        exchange = RowExchange(group, self._part, list(self.values()), wire_dtype)
+        self.lookup = ExchangeLookup(self.data, exchange, staleness)
 
     def use_requests(self, num_ahead: int) -> None:
         """Ask DGL's servers for the rows of batches that many batches ahead from now on."""
-        self.lookup = RequestedLookup(self._tables, num_ahead)
+        self.lookup = RequestedLookup(self.data, num_ahead)
 
     def row_ids(self, table: str, ids: torch.Tensor) -> torch.Tensor:
         """Return the ids (n,) of rows: a relation has one for all its times."""
@@ -100,8 +93,7 @@ class TableSet(Mapping[str, EmbeddingTable]):
         """Return the rows (n, D) of the original ids (n,) of a table."""
         if isinstance(self.lookup, RequestedLookup):
             self.lookup.finish()
-        embedding_table = self._tables[table]
-        return embedding_table.gather(embedding_table.node_ids[self.row_ids(table, ids)])
+        return self[table].gather(self[table].node_ids[self.row_ids(table, ids)])
 
 
 AVERAGE = "average"
@@ -126,8 +118,7 @@ class AveragedTable(EmbeddingTable):
         self.local_rows = self._average.local_partition
 
     def _pulled(self, node_ids: Tensor) -> Tensor:
-        rows: Tensor = self._average[node_ids]
-        return rows
+        return self._average[node_ids]
 
     def own_part(self, state: dict[str, Any] | None = None) -> TablePart:
         part = super().own_part(state)

@@ -180,16 +180,9 @@ def word_at(data: ndarray, begin: int, end: int) -> np.uint64:
     """Return eight bytes from a place on as one big-endian number; zeros follow the end of the name."""
     if begin + 8 <= data.shape[0]:
         # LLVM makes one load of it; what belongs to the next name is shifted out, without a branch.
-        word = (
-            np.uint64(data[begin]) << np.uint64(56)
-            | np.uint64(data[begin + 1]) << np.uint64(48)
-            | np.uint64(data[begin + 2]) << np.uint64(40)
-            | np.uint64(data[begin + 3]) << np.uint64(32)
-            | np.uint64(data[begin + 4]) << np.uint64(24)
-            | np.uint64(data[begin + 5]) << np.uint64(16)
-            | np.uint64(data[begin + 6]) << np.uint64(8)
-            | np.uint64(data[begin + 7])
-        )
+        word = np.uint64(0)
+        for place in range(8):
+            word |= np.uint64(data[begin + place]) << np.uint64(8 * (7 - place))
         # Past the end of the name nothing is left: a shift of 64 bits is not defined.
         shift = np.uint64(8 * (8 - max(min(end - begin, 8), 1)))
         return word >> shift << shift if end > begin else np.uint64(0)

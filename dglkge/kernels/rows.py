@@ -144,39 +144,32 @@ def load_row(row: ndarray, out: ndarray) -> None:
     raise NotImplementedError("for compiled loops only")
 
 
-# Typed by overload(): numba chooses the variant when it compiles, so loops have no branch on the type.
+@compiled_inline
+def _unchanged(number: Any) -> Any:
+    return number
+
+
+# Typed by overload(): numba chooses the conversion when it compiles, so loops have no branch on the type.
 @overload(store_row, jit_options={"fastmath": FAST_MATH, "forceinline": True})
 def _store_row(row: Any, scale: Any, out: Any) -> Any:
-    if out.dtype == types.uint16:
+    converted = narrow if out.dtype == types.uint16 else _unchanged
 
-        def store(row: Any, scale: Any, out: Any) -> Any:
-            for k in range(out.shape[0]):
-                out[k] = narrow(row[k] * scale)
-
-        return store
-
-    def copy(row: Any, scale: Any, out: Any) -> Any:
+    def store(row: Any, scale: Any, out: Any) -> Any:
         for k in range(out.shape[0]):
-            out[k] = row[k] * scale
+            out[k] = converted(row[k] * scale)
 
-    return copy
+    return store
 
 
 @overload(load_row, jit_options={"forceinline": True})
 def _load_row(row: Any, out: Any) -> Any:
-    if row.dtype == types.uint16:
+    converted = widen if row.dtype == types.uint16 else _unchanged
 
-        def load(row: Any, out: Any) -> Any:
-            for k in range(out.shape[0]):
-                out[k] = widen(row[k])
-
-        return load
-
-    def copy(row: Any, out: Any) -> Any:
+    def load(row: Any, out: Any) -> Any:
         for k in range(out.shape[0]):
-            out[k] = row[k]
+            out[k] = converted(row[k])
 
-    return copy
+    return load
 
 
 COLUMNS_A_WORD = 4

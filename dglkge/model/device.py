@@ -284,8 +284,7 @@ class ModulePrecision:
         if self.dtype != torch.float32:
             narrow = torch.autocast(self.device_type, self.dtype)
         with narrow:
-            made = compute(*rows)
-        made = made.to(dtype)
+            made = compute(*rows).to(dtype)
         if self.loss_scale is not None:
             made = _GradientTimes.apply(made, factor)
         return made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from dglkge.errors import InputError
 from dglkge.model.dense_modules import load_parameters
 from dglkge.model.device import ModulePrecision
 from dglkge.model.initializers import INITIALIZERS
-from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS, ScoreFunction
+from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS, ScoreFunction, changed_copy
 from dglkge.settings import settings_of
 from dglkge.typing import RELATION, Side
 
@@ -78,15 +77,11 @@ class KgeModel:
         """Return this model if its module is on a device or it has none; otherwise with a copy there."""
         if self.module is None or all(values.device == device for values in self.module.parameters()):
             return self
-        made = copy.copy(self)
-        made.score_function = self.score_function.on_device(device)
-        return made
+        return changed_copy(self, score_function=self.score_function.on_device(device))
 
     def in_precision(self, precision: ModulePrecision) -> KgeModel:
         """Return this model, with the same module, as it computes in training."""
-        made = copy.copy(self)
-        made.score_function = self.score_function.in_precision(precision)
-        return made
+        return changed_copy(self, score_function=self.score_function.in_precision(precision))
 
     @property
     def relation_width(self) -> int:

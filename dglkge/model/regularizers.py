@@ -67,6 +67,13 @@ class PowerSettings(RowSettings):
     """the power."""
 
 
+class ProductSettings(RegularizerSettings):
+    """Settings of penalties on products of rows."""
+
+    product_ratio: float = Field(1.0, ge=0)
+    """factor besides weight on the terms of products of rows."""
+
+
 RATIOS = ("entity_ratio", "relation_ratio", "product_ratio")
 """Factors besides the weight on the terms of entities, of relations and of products of rows."""
 
@@ -169,11 +176,10 @@ class Regularizer(ABC):
         ``query`` (B, query_dim) is that of the same rows, where it is computed already: some penalties need
         nothing else. ``places`` are as for :meth:`KgeModel.query`.
         """
-        penalties = None if query is None else self.from_queries(query, answer)
-        if penalties is None:
-            rows = relation_row if places is None else relation_row[places]
-            penalties = self.query_penalties(model, anchor, rows, answer, side)
-        return penalties
+        if query is not None and (penalties := self.from_queries(query, answer)) is not None:
+            return penalties
+        rows = relation_row if places is None else relation_row[places]
+        return self.query_penalties(model, anchor, rows, answer, side)
 
     def from_queries(self, query: Tensor, answer: Tensor | None) -> Tensor | None:
         """Return :meth:`query_penalties` (B,) from queries (B, D) made before; None if it takes the rows."""
@@ -275,11 +281,8 @@ class Dura(F2):
     help = "squares of the query (entity times relation) and of the answer (Zhang et al. 2020)"
     compiled = True
 
-    class Settings(EntitySettings):
+    class Settings(ProductSettings, EntitySettings):
         """Its options."""
-
-        product_ratio: float = Field(1.0, ge=0)
-        """factor besides weight on the terms of products of rows."""
 
     @classmethod
     def fits(cls, score_function: type[ScoreFunction]) -> bool:
@@ -323,11 +326,8 @@ class Ivr(Regularizer):
     help = "sums of |x|^p of the rows and of the products of any two of them (Xiao and Cao 2024)"
     needs_answer = True
 
-    class Settings(PowerSettings):
+    class Settings(ProductSettings, PowerSettings):
         """Its options."""
-
-        product_ratio: float = Field(1.0, ge=0)
-        """factor besides weight on the terms of products of rows."""
 
     @classmethod
     def fits(cls, score_function: type[ScoreFunction]) -> bool:

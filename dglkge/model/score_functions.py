@@ -16,7 +16,7 @@ import copy
 import functools
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from dglkge.model.functions import Tensor, comparators, torch
 from dglkge.model.functions.comparators import Comparator, Dot, complex_product
@@ -34,6 +34,16 @@ bigraph_scores = deferred("dglkge.model.functions.bigraph_scores")
 
 PHASE = "phase"
 """``relation_init`` of relations whose numbers are phases in radians, uniform in [-pi, pi] at the start."""
+
+
+Item = TypeVar("Item")
+
+
+def changed_copy(item: Item, **attributes: Any) -> Item:
+    """Return a shallow copy of an object with other values of some attributes."""
+    made = copy.copy(item)
+    vars(made).update(attributes)
+    return made
 
 
 class ScoreSettings(ComponentSettings):
@@ -165,9 +175,7 @@ class ScoreFunction(Comparator):
         """
         if not self.has_module or self._binding == (dim, seed):
             return self
-        made = copy.copy(self)
-        made._binding, made._module = (dim, seed), None
-        return made
+        return changed_copy(self, _binding=(dim, seed), _module=None)
 
     @property
     def module(self) -> torch.nn.Module:
@@ -178,15 +186,11 @@ class ScoreFunction(Comparator):
 
     def on_device(self, device: torch.device) -> ScoreFunction:
         """Return this score function with a copy of its module on a device."""
-        made = copy.copy(self)
-        made._module = copy.deepcopy(self.module).to(device)
-        return made
+        return changed_copy(self, _module=copy.deepcopy(self.module).to(device))
 
     def in_precision(self, precision: ModulePrecision) -> ScoreFunction:
         """Return this score function, with the same module, as it computes in training."""
-        module, made = self.module, copy.copy(self)
-        made._module, made._precision = module, precision
-        return made
+        return changed_copy(self, _module=self.module, _precision=precision)
 
     def run_module(self, *rows: Tensor) -> Tensor:
         """Return the module's output for rows, (..., D_i) each -> (..., Dq), in the rows' type.

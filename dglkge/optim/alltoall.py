@@ -99,18 +99,15 @@ class Alltoall:
         text = np.frombuffer(json.dumps(value, default=float).encode(), np.uint8)
         lengths = self.counts(np.full((self.size, 1), len(text))).ravel().tolist()
         received = np.empty(sum(lengths), np.uint8)
-        self.messages(np.tile(text, self.size), [len(text)] * self.size, received, lengths)
-        ends = np.cumsum(lengths).tolist()
-        return [json.loads(bytes(received[end - num : end])) for num, end in zip(lengths, ends)]
+        self.share(text, received, lengths)
+        return [json.loads(bytes(piece)) for piece in np.split(received, np.cumsum(lengths)[:-1])]
 
     def counts(self, counts: ndarray) -> ndarray:
         """Send row r of "(size, k) int64" to rank r; row r of the result is from rank r."""
-        if self.size == 1:
-            return counts
-        sent = torch.from_numpy(counts).to(self.device)
-        received = torch.empty_like(sent)
-        self._wait(dist.all_to_all_single(received, sent, group=self._group, async_op=True))
-        return received.cpu().numpy()
+        sent = np.ascontiguousarray(counts)
+        received, row_bytes = np.empty_like(sent), [sent[0].nbytes] * self.size
+        self.messages(_as_bytes(sent), row_bytes, _as_bytes(received), row_bytes)
+        return received
 
     def messages(
         self, sent: ndarray, sent_bytes: list[int], received: ndarray, received_bytes: list[int]
@@ -223,6 +220,11 @@ class Alltoall:
         return ConnectionError(f"{self._purpose}: the exchange broke, {who} ({reason})")
 
 
+def _as_bytes(numbers: ndarray) -> ndarray:
+    """View a contiguous array as bytes "(n,) uint8"."""
+    return numbers.view(np.uint8).reshape(-1)
+
+
 class SharedAlltoall(Alltoall):
     """The default process group; through shared memory where all trainers can read one another's.
 
@@ -246,16 +248,6 @@ class SharedAlltoall(Alltoall):
         # All trainers must take the same path.
         if all(self.gather(others is not None)) and outbox is not None and others is not None:
             self.near = Neighbours(outbox, others, timeout_seconds, purpose, duty)
-
-    def counts(self, counts: ndarray) -> ndarray:
-        if self.near is None:
-            return super().counts(counts)
-        sent, received = np.ascontiguousarray(counts), np.empty_like(counts)
-        row_bytes = [sent[0].nbytes] * self.size
-        self.messages(
-            sent.view(np.uint8).reshape(-1), row_bytes, received.view(np.uint8).reshape(-1), row_bytes
-        )
-        return received
 
     def messages(
         self, sent: ndarray, sent_bytes: list[int], received: ndarray, received_bytes: list[int]
@@ -310,13 +302,9 @@ class SharedAlltoall(Alltoall):
 
     def _pieces(self, near: Neighbours) -> list[ndarray]:
         """Return the piece for this trainer of every rank's message, as they lie in their outboxes."""
-        boxes = {box.rank: box for box in near.others}
-        pieces = []
-        for rank in range(self.size):
-            box = boxes.get(rank, near.outbox)
-            start, end = box.fields[_FIRST_PLACE + self.rank :: self.size][:2].tolist()
-            pieces.append(box.body[start:end])
-        return pieces
+        boxes: list[Any] = [*near.others[: self.rank], near.outbox, *near.others[self.rank :]]
+        ends = [box.fields[_FIRST_PLACE + self.rank :: self.size][:2].tolist() for box in boxes]
+        return [box.body[start:end] for box, (start, end) in zip(boxes, ends)]
 
     def _read(self, near: Neighbours, received: ndarray, received_bytes: list[int]) -> None:
         """Copy the pieces of all messages one after another."""

@@ -206,11 +206,11 @@ def fence_rows(embedding: Any, finish: WeakMethod[Any]) -> None:
     embedding._tensor = FencedTensor(embedding.weight, finish)
 
 
-#: Types that are updated in place; rows of others are fetched, updated in float32 and written back.
-IN_PLACE_DTYPES = (torch.float32, torch.float64)
-
 #: Type of words of 16 bits, whose meaning the embedding knows; never converted.
 WORD_DTYPE = torch.int16
+
+#: Types that are updated in place; rows of others are fetched, updated in float32 and written back.
+IN_PLACE_DTYPES = (torch.float32, torch.float64, WORD_DTYPE)
 
 
 def local_array(tensor: Any) -> ndarray | None:
@@ -224,7 +224,7 @@ def local_array(tensor: Any) -> ndarray | None:
     Returns None where the servers share no memory with this process or the type is not float32 or float64.
     """
     rows = tensor.kvstore.data_store.get(tensor.kvstore_key)
-    if rows is None or rows.dtype not in (*IN_PLACE_DTYPES, WORD_DTYPE):
+    if rows is None or rows.dtype not in IN_PLACE_DTYPES:
         return None
     return as_array(rows)
 
@@ -250,8 +250,7 @@ def fetch(tensors: Sequence[Any], ids: ndarray) -> list[ndarray]:
     """
     index = torch.from_numpy(ids)
     fetched = [tensor[index] for tensor in tensors]
-    kept = (*IN_PLACE_DTYPES, WORD_DTYPE)
-    return [as_array(rows if rows.dtype in kept else rows.float()).copy() for rows in fetched]
+    return [as_array(rows if rows.dtype in IN_PLACE_DTYPES else rows.float()).copy() for rows in fetched]
 
 
 def write_back(

@@ -124,10 +124,12 @@ class RuleStep(NamedTuple):
         numbers = self.rule.numbers(self.lr, self.num_steps, kind)
         return update_loop(self.rule.formula)(rows, flat, targets, selected, chain, links, numbers)
 
-    def update_plain(
-        self, tables: Sequence[Tensor], targets: Tensor, gradient: Tensor, counts: Tensor
-    ) -> int:
+    def update_there(
+        self, tables: Sequence[Tensor], targets: Tensor, gradient: Tensor, is_compiled: bool = False
+    ) -> Tensor:
         """Update rows in place with plain torch: the twin of the links and of every rule's loop.
+
+        Returns how many were skipped, a tensor on the device of the rows, which is not waited for.
 
         Parameters
         ----------
@@ -136,21 +138,9 @@ class RuleStep(NamedTuple):
         targets : Tensor
             "(n,) int64": distinct rows of ``tables``.
         gradient : Tensor
-            "(n, D)" sum of the gradients of each target.
-        counts : Tensor
-            "(n,) int64" number of gradients in each sum.
-        """
-        if self.mean:
-            gradient = gradient / counts[:, None]
-        return int(self.update_there(tables, targets, gradient))
-
-    def update_there(
-        self, tables: Sequence[Tensor], targets: Tensor, gradient: Tensor, is_compiled: bool = False
-    ) -> Tensor:
-        """Update rows as :meth:`update_plain`, without waiting for their device.
-
-        The number of rows that were skipped is a tensor there. ``is_compiled``: in one pass, compiled by
-        torch for any number of rows.
+            "(n, D)" gradient of each target: the sum, or the mean where that is the rule for duplicates.
+        is_compiled : bool
+            In one pass, compiled by torch for any number of rows.
         """
         update = _compiled_update() if is_compiled else update_rows
         # A tensor: of a number torch would compile every value.
@@ -168,7 +158,7 @@ def update_rows(
     lr: float,
     num_steps: int,
 ) -> Tensor:
-    """Update rows in place, without a branch on a number of a row; see :meth:`RuleStep.update_plain`.
+    """Update rows in place, without a branch on a number of a row; see :meth:`RuleStep.update_there`.
 
     Limits are ``max_row_norm``, ``weight_decay``, ``kept`` and ``max_norm`` of a :class:`RuleStep`.
     """

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dglkge.kernels.hashing import combine, stream_key
 from dglkge.kernels.rows import nearest_words, round_rows, round_rows_plain, widen_rows
-from dglkge.optim.dgl_tables import adopt_tensor, record_read
+from dglkge.optim.dgl_tables import adopt_tensor, as_array, record_read
 from dglkge.optim.workspace import Scratch
 
 if TYPE_CHECKING:
@@ -33,11 +33,6 @@ STOCHASTIC, NEAREST = ROUNDINGS = ("stochastic", "nearest")
 def is_narrow(rows: Tensor) -> bool:
     """Return whether rows are of 16-bit numbers."""
     return rows.dtype in NARROW_DTYPES
-
-
-def words_of(rows: Tensor) -> ndarray:
-    """Return the words (N, D) uint16 of rows in bfloat16 or float16, in the same memory."""
-    return rows.detach().view(torch.int16).numpy().view(np.uint16)
 
 
 def widen(rows: Tensor, places: ndarray, out: Tensor | None = None, kernels: str = "auto") -> Tensor:
@@ -57,7 +52,8 @@ def widen(rows: Tensor, places: ndarray, out: Tensor | None = None, kernels: str
     if len(places) and not 0 <= int(places.min()) <= int(places.max()) < len(rows):
         raise IndexError(f"rows {int(places.min())} to {int(places.max())}, expected 0 to {len(rows) - 1}")
     widened = torch.empty(len(places), rows.shape[1]) if out is None else out
-    widen_rows(words_of(rows), places, rows.dtype == torch.float16, widened.numpy())
+    words = as_array(rows.detach().view(torch.int16))
+    widen_rows(words, places, rows.dtype == torch.float16, widened.numpy())
     return widened
 
 
@@ -148,8 +144,7 @@ class NarrowEmbedding(DistEmbedding):
 
     def read(self, ids: Tensor) -> Tensor:
         """Return rows (n, D) as float32, without a gradient."""
-        words: Tensor = self.weight[ids]
-        return words.view(self.row_dtype).float()
+        return self.typed(self.weight[ids]).float()
 
     def write(self, ids: Tensor, rows: Tensor) -> None:
         """Set rows (n, D), rounded to the nearest."""

@@ -78,19 +78,26 @@ class WireFormat:
             end = data + padded(int(rows) * dim * dtype.itemsize)
         return sections, end
 
-    def ids(self, message: ndarray, section: Section) -> ndarray:
-        """The ids of a section, "(num_rows,)" of ``id_dtype``, a view."""
-        return view(message, section.ids, section.num_rows, self.id_dtype)
+    def contents(
+        self, messages: ndarray, plans: list[tuple[list[Section], int]]
+    ) -> Iterator[tuple[int, int, ndarray, ndarray | None, torch.Tensor]]:
+        """Yield the contents of each section with rows, views on messages that stand one after the other.
 
-    def counts(self, message: ndarray, section: Section) -> ndarray:
-        """The numbers of gradients of a section, "(num_rows,) int32", a view."""
-        return view(message, section.counts, section.num_rows, np.dtype(np.int32))
-
-    def rows(self, message: ndarray, table: int, section: Section) -> torch.Tensor:
-        """The rows of a section, "(num_rows, dim)" of the table's type, a view."""
-        dim, dtype = self.dims[table], self.row_dtypes[table]
-        num_bytes = section.num_rows * dim * dtype.itemsize
-        return torch.from_numpy(message[section.rows : section.rows + num_bytes]).view(dtype).view(-1, dim)
+        They are rank, table, ids "(n,)" of ``id_dtype``, numbers of gradients "(n,) int32" or None, and rows
+        "(n, dim)" of the table's type.
+        """
+        start = 0
+        for rank, (sections, num_bytes) in enumerate(plans):
+            message = messages[start : start + num_bytes]
+            start += num_bytes
+            for table, (num_rows, ids, counts, rows) in enumerate(sections):
+                if num_rows == 0:
+                    continue
+                dim, dtype = self.dims[table], self.row_dtypes[table]
+                data = torch.from_numpy(message[rows : rows + num_rows * dim * dtype.itemsize])
+                numbers = view(message, counts, num_rows, np.dtype(np.int32)) if self.with_counts else None
+                own_ids = view(message, ids, num_rows, self.id_dtype)
+                yield rank, table, own_ids, numbers, data.view(dtype).view(-1, dim)
 
 
 def ranks_by_machine(part_ids: Sequence[int], num_parts: int) -> list[ndarray]:
@@ -206,42 +213,27 @@ class GradientExchange:
 
     def _pack(self, num_rows: ndarray, by_rank: list[list[ndarray]]) -> tuple[ndarray, list[int]]:
         """Write the messages to all ranks one after the other; returns them and their sizes in bytes."""
-        wire, plans = self.wire, [self.wire.plan(row) for row in num_rows]
+        plans = [self.wire.plan(row) for row in num_rows]
         sizes = [num_bytes for _, num_bytes in plans]
         sent = self._scratch.bytes("sent", sum(sizes))
-        for rank, table, section, message in _sections(sent, plans):
+        for rank, table, ids, sent_counts, rows in self.wire.contents(sent, plans):
             chains, selected = self.chains[table], by_rank[table][rank]
-            wire.ids(message, section)[:] = chains.keys[selected]
-            counts = np.empty(section.num_rows, np.int64)
-            chains.merge_into(selected, wire.rows(message, table, section), counts, self._scratch)
-            if wire.with_counts:
-                wire.counts(message, section)[:] = counts
+            ids[:] = chains.keys[selected]
+            counts = np.empty(len(ids), np.int64)
+            chains.merge_into(selected, rows, counts, self._scratch)
+            if sent_counts is not None:
+                sent_counts[:] = counts
         return sent, sizes
 
     def _unpack(
         self, received: ndarray, plans: list[tuple[list[Section], int]], targets: Sequence[GradientRows]
     ) -> None:
         """Add all received rows to the tables' chains, widened if they were sent in a narrower type."""
-        wire = self.wire
-        for rank, table, section, message in _sections(received, plans):
-            chains, rows = targets[table], wire.rows(message, table, section)
+        for rank, table, ids, counts, rows in self.wire.contents(received, plans):
+            chains = targets[table]
             if rows.element_size() < chains.dtype.itemsize:
                 rows = self._scratch.take((rank, table), len(rows), chains.dim, chains.row_dtype).copy_(rows)
-            counts = wire.counts(message, section) if wire.with_counts else None
-            chains.add(wire.ids(message, section).astype(np.int64), rows.numpy(), counts)
-
-
-def _sections(
-    messages: ndarray, plans: list[tuple[list[Section], int]]
-) -> Iterator[tuple[int, int, Section, ndarray]]:
-    """Yield rank, table, section and message of each section with rows, of messages one after the other."""
-    start = 0
-    for rank, (sections, num_bytes) in enumerate(plans):
-        message = messages[start : start + num_bytes]
-        start += num_bytes
-        for table, section in enumerate(sections):
-            if section.num_rows:
-                yield rank, table, section, message
+            chains.add(ids.astype(np.int64), rows.numpy(), counts)
 
 
 #: A thread with nothing to send waits so long before it joins a round: others may have something for it.

@@ -240,7 +240,10 @@ class PlainRows(GradientRows):
 
     def update(self, step: RuleStep, arrays: Sequence[ndarray], targets: ndarray, selected: ndarray) -> int:
         tables = [torch.from_numpy(array) for array in arrays]
-        return step.update_plain(tables, torch.from_numpy(targets), *self._sums(selected))
+        gradient, counts = self._sums(selected)
+        if step.mean:
+            gradient = gradient / counts[:, None]
+        return int(step.update_there(tables, torch.from_numpy(targets), gradient))
 
 
 #: Added to the norm, as ``torch.nn.utils.clip_grad_norm_`` has it.
@@ -284,16 +287,22 @@ class Clipping:
             merged.append(rows)
         return merged, squares
 
-    def factor(self, squares: float, other_squares: float, total: Callable[[ndarray], ndarray]) -> float:
-        """Factor on the whole gradient, at most 1; a collective if the norm is limited.
+    def scale(
+        self, merged: Sequence[Tensor], squares: float, others: float, total: Callable[[ndarray], ndarray]
+    ) -> float:
+        """Multiply the rows of all tables that this trainer updates by one factor, at most 1; returns it.
 
-        ``squares`` are those of the rows that this trainer updates, ``other_squares`` those of parameters
+        A collective if the norm is limited. ``squares`` are those of the rows, ``others`` those of parameters
         that are no rows, the same on every trainer; ``total`` sums numbers (1,) over all trainers.
         """
         if self.norm is None:
             return 1.0
-        length = math.sqrt(float(total(np.array([squares], np.float64))[0]) + other_squares)
-        return min(1.0, self.norm / (length + NORM_EPS))
+        length = math.sqrt(float(total(np.array([squares], np.float64))[0]) + others)
+        factor = min(1.0, self.norm / (length + NORM_EPS))
+        if factor != 1:
+            for rows in merged:
+                rows *= factor
+        return factor
 
 
 def clipped_squares(rows: Tensor, value: float | None) -> float:

@@ -98,7 +98,6 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         self._options = Options(**options)
         self._mean = self._options.duplicates == "mean"
         self.tables: list[Table] = []
-        self._states: dict[str, Any] = {}
         self._params: list[Any] = []
         self._earlier_bytes = np.zeros(2, np.int64)
         self._is_built = False
@@ -210,21 +209,17 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
             self._connect()
 
     def _name_tables(self) -> None:
-        """Label each table by its name, or by its key where names repeat; list the state by label."""
+        """Label each table by its name, or by its key where names repeat."""
         names = [table.name for table in self.tables]
         self._table_of_key = {table.key: table for table in self.tables}
         for table in self.tables:
             table.label = table.name if names.count(table.name) == 1 else table.key
-        # As DGL's optimizers have it: the tensor itself if there is only one, else a tuple.
-        states = {table.label: tuple(table.state.values()) for table in self.tables}
-        self._states = {label: state[0] if len(state) == 1 else state for label, state in states.items()}
 
     def _hyper_of(self) -> dict[str, dict[str, Any]]:
         """Return a copy of the parameter group of each table by its key; a scheduler may change the groups
         while a step runs in the background.
         """
-        copies = [(keys, dict(group)) for keys, group in self._keyed_groups()]
-        return {key: group for keys, group in copies for key in keys}
+        return {table.key: dict(group) for tables, group in self._groups_of_tables() for table in tables}
 
     def _rule_step(self, table: Table, hyper: Mapping[str, Any], number: int = 0) -> RuleStep:
         """Update of a table, with its hyper-parameters as they are now and its steps so far."""
@@ -428,10 +423,8 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         chains, gradients = [table.chains for table in self.tables], []
         merged, squares = clipping.merge(chains, selected)
         self._enter("exchange")
-        factor = clipping.factor(squares, other_squares, self._group.sum)
+        factor = clipping.scale(merged, squares, other_squares, self._group.sum)
         for table_chains, keys, rows in zip(chains, selected, merged):
-            if factor != 1:
-                rows *= factor
             # Each merged gradient is the only one of its row.
             gradients.append(type(table_chains)(table_chains.dim, table_chains.dtype))
             gradients[-1].add(table_chains.keys[keys], rows.numpy())
@@ -510,8 +503,8 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
     def _table_of(self, embedding: Any) -> Table:
         table = self._table_of_key.get(key_of(embedding))
         if table is None:
-            names = sorted(self._states)
-            raise ValueError(f"embedding {embedding.name!r} is not one of this optimizer's: {names}")
+            labels = sorted(table.label for table in self.tables)
+            raise ValueError(f"embedding {embedding.name!r} is not one of this optimizer's: {labels}")
         return table
 
     @property

@@ -210,7 +210,6 @@ class SavedState(abc.ABC):
     param_groups: list[dict[str, Any]]
     tables: list[Table]
     _table_of_key: dict[str, Table]
-    _states: dict[str, Any]
     _group: Alltoall
     _rank: int
     _world_size: int
@@ -221,17 +220,20 @@ class SavedState(abc.ABC):
     def finish(self) -> Any:
         """Wait for a step in the background."""
 
-    def _keyed_groups(self) -> list[tuple[list[str], dict[str, Any]]]:
-        """Each parameter group with the keys of its tables."""
+    def _groups_of_tables(self) -> list[tuple[list[Table], dict[str, Any]]]:
+        """Each parameter group with its tables."""
+        of_key = self._table_of_key
         return [
-            ([key_of(table.embedding) for table in group["params"]], group) for group in self.param_groups
+            ([of_key[key_of(entry.embedding)] for entry in group["params"]], group)
+            for group in self.param_groups
         ]
 
     @property
     def _state(self) -> dict[str, Any]:
-        """State of each embedding by name: a ``DistTensor``, or a tuple of them."""
+        """State of each embedding by name: a ``DistTensor``, or a tuple of them as in DGL."""
         self.finish()
-        return self._states
+        states = {table.label: tuple(table.state.values()) for table in self.tables}
+        return {label: state[0] if len(state) == 1 else state for label, state in states.items()}
 
     _lr, _eps = _hyper_parameter("lr"), _hyper_parameter("eps")
     _beta1, _beta2 = _hyper_parameter("betas", 0), _hyper_parameter("betas", 1)
@@ -265,8 +267,8 @@ class SavedState(abc.ABC):
             WORLD_SIZE: self._world_size,
             **{name: getattr(self, name) for name in of_dgl},
             GROUPS: [
-                {**group, "params": [self._table_of_key[key].label for key in keys]}
-                for keys, group in self._keyed_groups()
+                {**group, "params": [table.label for table in grouped]}
+                for grouped, group in self._groups_of_tables()
             ],
             "num_steps": {table.label: table.num_steps for table in tables},
             "keys": {table.label: table.key for table in tables},
@@ -365,16 +367,15 @@ class SavedState(abc.ABC):
         to the same tensors. Embeddings are numbered through all groups.
         """
         content = self.local_state_dict()
-        by_label = {table.label: table for table in self.tables}
         state: dict[int, dict[str, Tensor]] = {}
         groups = []
-        for group in content[PARAMS][GROUPS]:
-            numbers = range(len(state), len(state) + len(group["params"]))
-            for number, label in zip(numbers, group["params"]):
-                saved = content[EMB_STATES][label]
+        for tables, group in self._groups_of_tables():
+            numbers = range(len(state), len(state) + len(tables))
+            for number, table in zip(numbers, tables):
+                saved = content[EMB_STATES][table.label]
                 rows = {
                     _NAME_IN_TORCH.get(key, key): saved[STATES][tensor.name]
-                    for key, tensor in by_label[label].state.items()
+                    for key, tensor in table.state.items()
                 }
                 state[number] = {IDS: saved[IDS], **rows}
             groups.append({**group, "params": list(numbers)})
@@ -396,22 +397,22 @@ class SavedState(abc.ABC):
 
     def _from_torch(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """Convert a state in the form of ``torch.optim`` to that of the optimizer's files."""
-        saved_groups, groups = state_dict["param_groups"], self._keyed_groups()
-        sizes, own_sizes = [len(group["params"]) for group in saved_groups], [len(keys) for keys, _ in groups]
+        saved_groups, groups = state_dict["param_groups"], [tables for tables, _ in self._groups_of_tables()]
+        sizes, own_sizes = [len(group["params"]) for group in saved_groups], [*map(len, groups)]
         if sizes != own_sizes:
             raise ValueError(
                 f"the saved state has groups of {sizes} parameters, this optimizer of {own_sizes}"
             )
         states, num_steps, named = {}, {}, []
-        for (keys, _), saved_group in zip(groups, saved_groups):
-            for key, number in zip(keys, saved_group["params"]):
-                table, saved = self._table_of_key[key], state_dict["state"].get(number)
+        for tables, saved_group in zip(groups, saved_groups):
+            for table, number in zip(tables, saved_group["params"]):
+                saved = state_dict["state"].get(number)
                 if saved is None:
                     continue  # torch saves nothing for a parameter that never had a gradient
                 states[table.label] = _torch_table_state(table, saved)
                 if "step" in saved:
                     num_steps[table.label] = int(torch.as_tensor(saved["step"]).max())
-            named.append({**saved_group, "params": [self._table_of_key[key].label for key in keys]})
+            named.append({**saved_group, "params": [table.label for table in tables]})
         keys_of = {table.label: table.key for table in self.tables}
         return {PARAMS: {GROUPS: named, "num_steps": num_steps, "keys": keys_of}, EMB_STATES: states}
 
@@ -450,15 +451,15 @@ class SavedState(abc.ABC):
             plain = {key[1:]: params[key] for key in ("_lr", "_eps") if key in params}
             if "_beta1" in params:
                 plain["betas"] = (params["_beta1"], params["_beta2"])
-        rule_of, taken = {table.key: table.rule for table in self.tables}, []
-        for keys, group in self._keyed_groups():
+        taken = []
+        for tables, group in self._groups_of_tables():
             saved = {
                 key: tuple(value) if key == "betas" else value
-                for key, value in saved_of.get(keys[0], plain).items()
+                for key, value in saved_of.get(tables[0].key, plain).items()
                 if key in {*group, "initial_lr"}
             }
-            for rule in {rule_of[key] for key in keys}:
-                RuleStep.of(rule, {**group, **saved})  # a ValueError names what is out of range
+            for table in tables:
+                RuleStep.of(table.rule, {**group, **saved})  # a ValueError names what is out of range
             taken.append((group, saved))
         for group, saved in taken:
             group.update(saved)

@@ -29,8 +29,7 @@ class ScaledL1(Comparator):
         offset, scale = query.chunk(2, dim=-1)
         return -autograd_functions.ScaledManhattan.apply(offset, scale, unit_rows(candidates))
 
-    def compare_fused(self, query: Tensor, candidates: Tensor) -> Tensor:
-        return self.compare_plainly(query, candidates)
+    compare_fused = Comparator.compare_plainly
 
     def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
         offset, scale = query.chunk(2, dim=-1)
@@ -112,25 +111,28 @@ class PairRE(ScaledL1, ScoreFunction):
     """
 
     help = "a scaling of unit heads and one of unit tails by the relation (Chao et al. 2021)"
+    # Of a relation's row, each as wide as an entity's; between the two scalings there may be a translation.
+    num_parts: ClassVar[int] = 2
 
     def relation_dim(self, dim: int) -> int:
-        return 2 * dim
+        return self.num_parts * dim
 
     def initial_relations(self, drawn: Tensor, dim: int) -> Tensor:
-        return drawn + 1
+        head_scale, *translation, tail_scale = drawn.chunk(self.num_parts, dim=-1)
+        return torch.cat([head_scale + 1, *translation, tail_scale + 1], dim=-1)
 
     def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
-        head_scale, tail_scale = relation.chunk(2, dim=-1)
-        return _joined(unit_rows(entity) * head_scale, tail_scale)
+        head_scale, *translation, tail_scale = relation.chunk(self.num_parts, dim=-1)
+        return _joined(sum(translation, unit_rows(entity) * head_scale), tail_scale)
 
     def adjoint(self, relation: Tensor) -> Tensor:
-        """Return [r', r]: a distance is symmetric."""
-        head_scale, tail_scale = relation.chunk(2, dim=-1)
-        return torch.cat([tail_scale, head_scale], dim=-1)
+        """Return [r', r], or [r', -m, r]: a distance is symmetric."""
+        head_scale, *translation, tail_scale = relation.chunk(self.num_parts, dim=-1)
+        return torch.cat([tail_scale, *(-part for part in translation), head_scale], dim=-1)
 
 
 @SCORE_FUNCTIONS.register("triplere")
-class TripleRE(ScaledL1, ScoreFunction):
+class TripleRE(PairRE):
     """TripleRE, -sum_k |h_k r_k / |h| - t_k r'_k / |t| + m_k| (Yu et al. 2022, first version).
 
     A relation's row is [r, m, r']. Entities have norm 1. The scalings start near 1, so that it is also the
@@ -138,21 +140,7 @@ class TripleRE(ScaledL1, ScoreFunction):
     """
 
     help = "PairRE with a translation between the scaled entities (Yu et al. 2022)"
-
-    def relation_dim(self, dim: int) -> int:
-        return 3 * dim
-
-    def initial_relations(self, drawn: Tensor, dim: int) -> Tensor:
-        head_scale, translation, tail_scale = drawn.chunk(3, dim=-1)
-        return torch.cat([head_scale + 1, translation, tail_scale + 1], dim=-1)
-
-    def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
-        head_scale, translation, tail_scale = relation.chunk(3, dim=-1)
-        return _joined(unit_rows(entity) * head_scale + translation, tail_scale)
-
-    def adjoint(self, relation: Tensor) -> Tensor:
-        head_scale, translation, tail_scale = relation.chunk(3, dim=-1)
-        return torch.cat([tail_scale, -translation, head_scale], dim=-1)
+    num_parts = 3
 
 
 def _joined(query: Tensor, candidate_part: Tensor) -> Tensor:
