@@ -36,9 +36,7 @@ RELATION_OPTIMIZER = Component(
 class OptimizerConfig(choices.OptimizerSettings):
     """The optimizer of the rows, and what differs for those of relations."""
 
-    relations: Annotated[choices.RelationSettings, RELATION_OPTIMIZER] = Field(
-        default_factory=RELATION_OPTIMIZER.default_settings
-    )
+    relations: Annotated[choices.RelationSettings, RELATION_OPTIMIZER] = RELATION_OPTIMIZER.field()
     """update rule of the relations' rows, for example {name: sparse_adagrad, lr: 0.05} beside row_adagrad for
     the entities, as in PyTorch-BigGraph; without a name: that of the entities."""
 
@@ -74,9 +72,7 @@ class InitFromConfig(VectorsConfig):
 class ModelConfig(Settings):
     """The score function and the shape of its parameters."""
 
-    score_function: Annotated[ScoreSettings, SCORE_FUNCTION] = Field(
-        default_factory=SCORE_FUNCTION.default_settings
-    )
+    score_function: Annotated[ScoreSettings, SCORE_FUNCTION] = SCORE_FUNCTION.field()
     """how a triple is scored."""
     relation_operators: dict[str, str] = {}
     """operators by relation where score_function has several: {born_in: translation}; else the first."""
@@ -93,9 +89,7 @@ class ModelConfig(Settings):
     """share of each entity's row that a batch sets to 0; others are divided by 1 - share."""
     relation_dropout: float = Field(0.0, ge=0, lt=1)
     """the same for the rows of relations."""
-    row_transform: Annotated[choices.TransformSettings, ROW_TRANSFORM] = Field(
-        default_factory=ROW_TRANSFORM.default_settings
-    )
+    row_transform: Annotated[choices.TransformSettings, ROW_TRANSFORM] = ROW_TRANSFORM.field()
     """change of a batch's rows before they are scored, by an imported module."""
     max_norm: float = Field(0.0, ge=0)
     """greatest length of an entity's row: updates scale longer ones to it; 0: no limit."""
@@ -214,9 +208,7 @@ class EarlyStoppingConfig(Settings):
 class TrainingConfig(Settings):
     """Epochs, batches, and how trainers work together."""
 
-    objective: Annotated[choices.ObjectiveSettings, OBJECTIVE] = Field(
-        default_factory=OBJECTIVE.default_settings
-    )
+    objective: Annotated[choices.ObjectiveSettings, OBJECTIVE] = OBJECTIVE.field()
     """what answers are compared with; one_vs_all and k_vs_all take losses that have a form over all
     candidates, and no negatives."""
     relation_prediction: float = Field(0.0, ge=0)
@@ -391,16 +383,12 @@ class Config(Settings):
     """score function and dimensions."""
     loss: Annotated[LossSettings, LOSS] = LOSS.field()
     """loss of a query."""
-    regularizer: Annotated[RegularizerSettings, REGULARIZER] = Field(
-        default_factory=REGULARIZER.default_settings
-    )
+    regularizer: Annotated[RegularizerSettings, REGULARIZER] = REGULARIZER.field()
     """penalty on the rows of the positives; auto: dura where the score is an inner product that it is defined
     for, else none."""
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
     """order of the triples of an epoch."""
-    negatives: Annotated[choices.NegativeSettings, NEGATIVES] = Field(
-        default_factory=NEGATIVES.default_settings
-    )
+    negatives: Annotated[choices.NegativeSettings, NEGATIVES] = NEGATIVES.field()
     """how negatives are drawn."""
     optimizer: Annotated[OptimizerConfig, OPTIMIZER] = OPTIMIZER.field()
     """update rule of the rows."""
