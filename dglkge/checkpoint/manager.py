@@ -203,11 +203,10 @@ class CheckpointManager:
         wait : callable
             A barrier whose limit grows with the bytes that one of the trainers may have to read.
         """
-        sizes = self.group.gather("" if self._mirror is not None else str(self.storage.num_bytes()))
-        if not sizes[0]:
+        if self.group.gather("" if self._mirror is None else "store")[0]:
             return
         # Every version that lies there is read, and then again the one that is gone back to.
-        num_bytes = 2 * max(map(int, sizes))
+        num_bytes = 2 * max(map(int, self.group.gather(str(self.storage.num_bytes()))))
 
         def mend() -> None:
             # Rank 0 alone works on a shared folder. All others wait in the barrier, then receive its error.

@@ -96,7 +96,7 @@ class CheckpointMeta(_Strict):
     seed: Count = 0
     score_function: str
     dim: Positive
-    reciprocal: bool = False
+    reciprocal: bool
     optimizer: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     score_options: Mapping[str, int | float | str] = field(default_factory=dict)

@@ -215,7 +215,7 @@ class Mirror(VersionStore):
         kept = {note["version"] for note in self._storage.pointers().values() if note}
         for version in sorted(kept - {local.version}):
             self._push_version(self._storage.checked(version, texts=False))
-        self.publish_version(local)
+        self._commit(local)
 
     def bring(self, pointer: str) -> None:
         """Download the version that a pointer at the store names, and the pointer."""
@@ -293,6 +293,14 @@ class Mirror(VersionStore):
             return super().read_receipts(version, names)
 
     def publish_version(self, manifest: Manifest, parts: Sequence[FileEntry] = ()) -> None:
+        self._commit(manifest, parts)
+        self._storage.publish_version(manifest)
+
+    def _commit(self, manifest: Manifest, parts: Sequence[FileEntry] = ()) -> None:
+        """Upload a version but for its parts that are there, publish it, and remove older versions.
+
+        CheckpointError if another job has taken the place of this one.
+        """
         with self._store.committing():
             self._check_writer()
             self._push_features()
@@ -301,7 +309,6 @@ class Mirror(VersionStore):
             # Read again after the upload, which may take minutes.
             self._check_writer()
             super().publish_version(manifest)
-        self._storage.publish_version(manifest)
 
     def push_records(self) -> None:
         """Upload configuration, statistics, metrics and event files."""

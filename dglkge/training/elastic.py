@@ -208,6 +208,7 @@ class ElasticTables:
             relations=[],
             score_function="",
             dim=dim,
+            reciprocal=False,
             optimizer={"name": ", ".join(type(optimizer).__name__ for optimizer in self.optimizers)},
             **new_run(1),
             dims={name: width for name, width in widths.items() if width != dim},
@@ -402,7 +403,7 @@ class Elastic(contextlib.AbstractContextManager["Elastic"]):
 
     def _stop(self) -> None:
         self.commit()
-        JOB.preempt(self._place[-1], self._cluster.world.rank == 0)
+        JOB.preempt(self._place[0], self._place[-1], self._cluster.world.rank == 0)
 
     def _end_epoch(self) -> None:
         """Commit after a finished epoch at the cadence, and stop if asked; once an epoch, a collective."""

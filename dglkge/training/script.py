@@ -129,7 +129,7 @@ class ElasticEpochs:
         self._generation += 1
         self.current = None
 
-    def preempt(self, batches_done: int, is_first: bool) -> NoReturn:
+    def preempt(self, epochs_done: int, batches_done: int, is_first: bool) -> NoReturn:
         """Leave the loop by a stop, after the commit; the first trainer logs the place.
 
         Raises
@@ -138,7 +138,7 @@ class ElasticEpochs:
         """
         if is_first:
             text = "stopped as asked: %d epochs and %d batches done, committed"
-            logger.info(text, self.finished, batches_done)
+            logger.info(text, epochs_done, batches_done)
         self.stop()
         raise Preempted
 

@@ -256,7 +256,8 @@ class Trainer:
         self.commit()
         # No trainer may exit while another still writes.
         self.cluster.barrier()
-        self._epochs.preempt(self._position.batches_done, self.cluster.world.rank == 0)
+        is_first = self.cluster.world.rank == 0
+        self._epochs.preempt(self._epochs.finished, self._position.batches_done, is_first)
 
     def evaluate(self, split: str) -> RankingResult:
         """Rank a split with the live tables; rank 0 adds the result to ``metrics.json``. A collective."""

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import io
 import json
+import os
 import re
 import shutil
 from functools import partial
@@ -220,6 +221,14 @@ def test_lancedb(run, tmp_path, monkeypatch):
         patch.setattr("os.replace", mock.Mock(side_effect=OSError(28, "No space left on device")))
         with pytest.raises(Exception, match="No space left"):
             run.export("lancedb", out, ["town"], overwrite=True)
+    assert lancedb.connect(out).open_table("town").count_rows() == 10
+    with monkeypatch.context() as patch:
+        # The old table is aside when the disk goes away: it stays there.
+        renames = iter([os.replace, *[mock.Mock(side_effect=OSError(116, "Stale file handle"))] * 2])
+        patch.setattr("os.replace", lambda *paths: next(renames)(*paths))
+        with pytest.raises(Exception, match="Stale file handle"):
+            run.export("lancedb", out, ["town"], overwrite=True)
+    (out / "town.lance.old").rename(out / "town.lance")
     assert lancedb.connect(out).open_table("town").count_rows() == 10
     run.export("lancedb", out, ["person", "town"], overwrite=True)
     assert sorted(path.name for path in out.iterdir()) == tables

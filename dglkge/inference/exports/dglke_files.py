@@ -175,6 +175,7 @@ def open_dglke(folder: Path) -> WholeTables:
         progress={},
         score_function=files.score_function,
         dim=model.dim,
+        reciprocal=False,
     )
     return WholeTables(folder, meta, rows, lambda _type: Vocabulary(names[ENTITY], ENTITY), {})
 

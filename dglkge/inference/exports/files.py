@@ -201,7 +201,7 @@ def write_outputs(outputs: Sequence[Output], folder: Path, overwrite: bool) -> l
         for path in paths:
             _replace(hidden / path.name, path)
     except OSError as error:
-        raise write_error(f"cannot write to {folder}", error) from error
+        raise write_error(f"cannot write to {hidden}", error) from error
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
     return paths
@@ -209,14 +209,26 @@ def write_outputs(outputs: Sequence[Output], folder: Path, overwrite: bool) -> l
 
 def _replace(source: Path, target: Path) -> None:
     """Rename a file or a folder to a name that may be taken."""
-    aside = source.with_name(f"{source.name}.old")
-    # A folder cannot be renamed to one that has files: the old one is put aside first, and comes back if the
-    # new one cannot take its place. A folder in the place of a file is not ours: the rename fails.
-    if source.is_dir() and target.is_dir():
-        os.replace(target, aside)
+    # A folder in the place of a file is not ours: the rename fails.
+    if not (source.is_dir() and target.is_dir()):
+        os.replace(source, target)
+        return
+    # A folder cannot be renamed to one that has files: the old one is put aside first, where only success of the
+    # new one removes it, and comes back if that cannot take its place.
+    aside = target.with_name(f"{target.name}.old")
+    _remove(aside)
+    os.replace(target, aside)
     try:
         os.replace(source, target)
     except OSError:
-        if os.path.lexists(aside):
-            os.replace(aside, target)
+        os.replace(aside, target)
         raise
+    _remove(aside)
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder or a link to one, if it is there."""
+    if path.is_symlink():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path)
