@@ -356,8 +356,9 @@ class RankingResult:
 def places_by_id(ids: np.ndarray) -> dict[int, np.ndarray]:
     """Return the places of each id in an array (n,), ids ascending."""
     order = np.argsort(ids, kind="stable")
-    distinct, first = np.unique(ids[order], return_index=True)
-    return dict(zip(distinct.tolist(), np.split(order, first[1:])))
+    ranked = ids[order]
+    starts = np.flatnonzero(np.diff(ranked)) + 1
+    return dict(zip(ranked[np.r_[0, starts]].tolist(), np.split(order, starts))) if len(ids) else {}
 
 
 def _as_dicts(groups: Mapping[str, Mapping[str, RankingMetrics]]) -> dict[str, dict[str, dict[str, float]]]:

@@ -213,8 +213,8 @@ def _replace(source: Path, target: Path) -> None:
     if not (source.is_dir() and target.is_dir()):
         os.replace(source, target)
         return
-    # A folder cannot be renamed to one that has files: the old one is put aside first, where only success of the
-    # new one removes it, and comes back if that cannot take its place.
+    # A folder cannot be renamed to one that has files: the old one is put aside first, where only the success
+    # of the new one removes it, and comes back if that cannot take its place.
     aside = target.with_name(f"{target.name}.old")
     _remove(aside)
     os.replace(target, aside)

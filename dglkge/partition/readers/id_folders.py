@@ -214,9 +214,10 @@ def _read_openke(folder: Path, files: Mapping[str, Path], watch: Watch, counted:
 
 
 def _count_in(path: Path, line: str) -> int:
-    if not is_id(line.strip()):
+    text = line.strip()
+    if not is_id(text):
         raise InputError(f"{path}:1: got {line[:80]!r}, expected the number of lines that follow")
-    return int(line)
+    return int(text)
 
 
 def _counted_names(path: Path, noun: str) -> list[str]:
