@@ -16,7 +16,7 @@ import re
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import pydantic
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -113,7 +113,7 @@ class Tree(dict[str, Any]):
     shown = plain
 
 
-def _resumable(resume: str, default: Any = ..., component: str = "", **limits: Any) -> Any:
+def _resumable(resume: str, default: Any = ..., *, component: str = "", **limits: Any) -> Any:
     """Declare a field that may change in a resume; further arguments are pydantic's ``ge``, ``gt`` and so on.
 
     ``component``: for a field that names components, the noun of their registry
@@ -130,8 +130,21 @@ until_finished = functools.partial(_resumable, UNTIL_FINISHED)
 
 
 def help_of(field: FieldInfo) -> str:
-    """Return the help of a field, the docstring behind it, on one line without its last dot."""
-    return " ".join((field.description or "").split()).removesuffix(".")
+    """Return the help of a field, the docstring behind it."""
+    return _help(field.description or "")
+
+
+def _help(docstring: str) -> str:
+    """Return a docstring on one line, without its last dot."""
+    return " ".join(docstring.split()).removesuffix(".")
+
+
+def _describe(schema: dict[str, Any]) -> None:
+    """Leave the help of the fields in a JSON Schema. Docstrings of classes are for readers of the code."""
+    schema.pop("description", None)
+    for described in schema.get("properties", {}).values():
+        if "description" in described:
+            described["description"] = _help(described["description"])
 
 
 def check(holds: Callable[[Any], object], allowed: str) -> AfterValidator:
@@ -156,13 +169,12 @@ Text = Annotated[str, not_empty("a non-empty text")]
 class Settings(BaseModel):
     """A group of settings: immutable, without unknown keys, each number finite."""
 
-    # The JSON Schema has the help of the fields. Docstrings are for readers of the code.
     model_config = ConfigDict(
         frozen=True,
         use_attribute_docstrings=True,
         extra="forbid",
         allow_inf_nan=False,
-        json_schema_extra=lambda schema: cast(None, schema.pop("description", None)),
+        json_schema_extra=_describe,
     )
 
     @pydantic.field_validator("*", mode="before")
