@@ -234,8 +234,8 @@ class Dataset:
 
         starts = np.cumsum([0, *map(self.num_entities, self.entity_types)])
         start_of = dict(zip(self.entity_types, starts.tolist()))
-        known = self.relations.relations
-        lhs, rhs = (np.array([start_of[getattr(one, side)] for one in known]) for side in ("lhs", "rhs"))
+        lhs = np.array([start_of[relation.lhs] for relation in self.relations.relations])
+        rhs = np.array([start_of[relation.rhs] for relation in self.relations.relations])
         splits = {}
         for split in SPLITS:
             heads, relations, tails = self.split(split).T

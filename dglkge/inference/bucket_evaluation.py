@@ -14,10 +14,12 @@ import numpy as np
 
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS, TRAIN
+from dglkge.data.range_walk import range_bounds, ranges_of
 from dglkge.errors import InputError, require_known
 from dglkge.evaluation.metrics import Protocol, RankingResult
 from dglkge.inference.trained_model import Arrays, TrainedModel
 from dglkge.inference.whole_tables import Tables
+from dglkge.typing import Side
 
 EdgeSets = str | Sequence[str] | Mapping[str, np.ndarray]
 
@@ -92,8 +94,12 @@ def _named(dataset: Dataset, name: str) -> np.ndarray:
 
 def _buckets(tables: Tables, triples: np.ndarray, num_ranges: int) -> np.ndarray:
     """Return the bucket (n,) of each triple: the head's range times the number of ranges, plus the tail's."""
-    counts, relations = tables.meta.entity_types, tables.relations.relations
-    sizes = np.array([(counts[relation.lhs], counts[relation.rhs]) for relation in relations])[triples[:, 1]]
-    # Range k of a type begins at count * k // num_ranges: nearly equal ones, empty where there are more.
-    heads, tails = (((triples[:, [0, 2]] + 1) * num_ranges - 1) // sizes).T
-    return heads * num_ranges + tails
+    buckets = np.zeros(len(triples), np.int64)
+    for side in Side:
+        types = np.array([relation.candidate_type(side) for relation in tables.relations.relations])
+        buckets *= num_ranges
+        for entity_type, count in tables.meta.entity_types.items():
+            here = (types == entity_type)[triples[:, 1]]
+            bounds = range_bounds(np.array([0, count]), num_ranges)
+            buckets[here] += ranges_of(triples[here, side.column], bounds, num_ranges)
+    return buckets

@@ -29,6 +29,7 @@ from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import TRAIN, VALID
 from dglkge.data.text_format import ROLES, TIME, WEIGHT
 from dglkge.errors import InputError, JobError, import_extra
+from dglkge.evaluation.metrics import places_by_id
 from dglkge.file_lock import try_lock
 from dglkge.partition.entity_types import DEFAULT_TYPE
 from dglkge.partition.make_dataset import partition_dataframe
@@ -294,8 +295,8 @@ class Cores:
         """Return triples by name, with their times if they have any."""
         relations = self._dataset.relations
         names = np.empty((len(triples), 4), dtype=object)
-        for relation_id in np.unique(triples[:, 1]).tolist():
-            relation, rows = relations[relation_id], np.flatnonzero(triples[:, 1] == relation_id)
+        for relation_id, rows in places_by_id(triples[:, 1]).items():
+            relation = relations[relation_id]
             heads, tails = self._dataset.vocabulary(relation.lhs), self._dataset.vocabulary(relation.rhs)
             names[rows, 0] = [heads[id_] for id_ in triples[rows, 0].tolist()]
             row, time = divmod(relation_id, relations.num_times)

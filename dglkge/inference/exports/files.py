@@ -201,11 +201,11 @@ def write_outputs(outputs: Sequence[Output], folder: Path, overwrite: bool) -> l
         for path in paths:
             _replace(hidden / path.name, path)
     except OSError as error:
-        # Another export writes there now, or another user's was killed.
-        is_in_the_way = isinstance(error, FileExistsError)
-        raise write_error(
-            f"cannot make {hidden}" if is_in_the_way else f"cannot write to {folder}", error
-        ) from error
+        # In the way: another export writes there now, or another user's was killed.
+        problem = (
+            f"cannot make {hidden}" if isinstance(error, FileExistsError) else f"cannot write to {folder}"
+        )
+        raise write_error(f"cannot {problem}", error) from error
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
     return paths
