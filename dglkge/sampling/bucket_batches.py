@@ -293,7 +293,7 @@ class BucketBatches(EdgeBatches):
     def pieces(self, epoch: int, index: int) -> list[tuple[Piece, Piece]]:
         """Return the buckets of a global batch: what the machine has of each, and what this trainer has."""
         start, end = self.walk.window(index)
-        share = self._share(end - start)
+        share = self._run(end - start)
         pieces, passed = [], 0
         for piece in self.walk.pieces(epoch, start, end):
             first = max(share.start - passed, 0)
@@ -306,7 +306,8 @@ class BucketBatches(EdgeBatches):
         enter("order")
         rows, chunks = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         ranges: list[tuple[int, int]] = []
-        for piece, share in self.pieces(epoch, index):
+        for piece, run in self.pieces(epoch, index):
+            share = piece if self._has_types else run
             # Chunks are counted over all trainers of the machine: they draw the same negatives.
             if len(share):
                 rows.append(self.walk.rows(epoch, share, self._starts))

@@ -23,6 +23,9 @@ from dglkge.sampling import triple_order
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder
 from dglkge.typing import Floats, Ids
 
+TRIPLES_A_GROUP = 50
+"""What a group costs beside its triples, in triples: its negatives, and calls (measured with 200 of them)."""
+
 IDS_A_BUCKET = 32
 """Mean number of the partition's triples in a bucket: between half of this and this. The index takes 0.25 to
 0.5 bytes per triple."""
@@ -198,7 +201,7 @@ class EdgeBatches(EpochBatches):
         # Plain arrays over the same mapped memory: numpy's memmap takes its time for every index.
         self._triple_ids, self._all_edges = np.asarray(edges.triple_ids), np.asarray(edges.edges)
         self._weights = None if edges.weights is None else np.asarray(edges.weights)
-        self._pairs = np.unique(pair_of_relation[pair_of_relation >= 0])
+        self._has_types = len(np.unique(pair_of_relation[pair_of_relation >= 0])) > 1
         self._has_all = self._searches_triples and len(self._triple_ids) == options.num_triples
         is_searched = self._searches_triples and not self._has_all
         self._index = TripleIndex(self._triple_ids if is_searched else self._triple_ids[:0])
@@ -238,7 +241,10 @@ class EdgeBatches(EpochBatches):
         heads, relations, tails = np.take(self._all_edges, rows, axis=0).T.astype(np.int64, order="C")
         pairs = self._options.pair_of_relation[relations]
         # Places ascend, so the chunks are sorted already; with one edge type nothing is left to sort.
-        order = np.lexsort((pairs, chunks)) if len(self._pairs) > 1 else slice(None)
+        order: Ids | slice = slice(None)
+        if self._has_types:
+            order = np.lexsort((pairs, chunks))
+            order = order[self._run_of_groups(_bounds(chunks[order], pairs[order]))]
         heads, relations, tails = heads[order], relations[order], tails[order]
         weights, labels = None if self._weights is None else self._weights[rows[order]], None
         if self._options.has_confidences:
@@ -251,8 +257,35 @@ class EdgeBatches(EpochBatches):
         return EdgeBatch(*numbers, ids, heads, relations, tails, weights, groups, labels, ranges)
 
     def _share(self, num: int) -> slice:
-        """Return this trainer's run of the machine's triples; a run, so that it has triples of few chunks."""
+        """Return which of the machine's triples are read: this trainer's run, so that it has few chunks.
+
+        With several edge types all, of which it takes a run once they are sorted, so that it has few groups.
+        """
+        return slice(0, num) if self._has_types else self._run(num)
+
+    def _run(self, num: int) -> slice:
         return trainer_share(num, self._options.local_rank, self._options.trainers_per_machine)
+
+    def _run_of_groups(self, bounds: Ids) -> slice:
+        """Return this trainer's run of sorted triples, in groups with these bounds (G + 1,)."""
+        rank, trainers = self._options.local_rank, self._options.trainers_per_machine
+        return slice(*(cut_at(bounds, turn / trainers) for turn in (rank, rank + 1)))
+
+
+def cut_at(bounds: Ids, share: float) -> int:
+    """Return where triples in groups with bounds (G + 1,) are cut: those before have a share of the cost.
+
+    A group that is divided costs more: no part of one is smaller than :data:`TRIPLES_A_GROUP`.
+
+    Examples
+    --------
+    >>> [cut_at(np.array([0, 10, 20, 1000]), share) for share in (0, 0.1, 0.5, 1)]
+    [0, 20, 488, 1000]
+    """
+    costs = bounds + TRIPLES_A_GROUP * np.arange(len(bounds))
+    cut = int(np.interp(share * costs[-1], costs, bounds))
+    nearest = int(bounds[np.argmin(np.abs(bounds - cut))])
+    return nearest if abs(nearest - cut) < TRIPLES_A_GROUP else cut
 
 
 def trainer_share(num: int, local_rank: int, trainers_per_machine: int) -> slice:
@@ -261,14 +294,19 @@ def trainer_share(num: int, local_rank: int, trainers_per_machine: int) -> slice
     return slice(start, stop)
 
 
+def _bounds(chunks: Ids, pairs: Ids) -> Ids:
+    """Return the bounds (G + 1,) of the runs of equal (chunk, pair)."""
+    changes = np.flatnonzero((chunks[1:] != chunks[:-1]) | (pairs[1:] != pairs[:-1])) + 1
+    # Of no triples there is no run, only the one bound 0.
+    return np.append(np.append(0, changes), len(chunks)) if len(chunks) else np.zeros(1, np.int64)
+
+
 def _groups(chunks: Ids, pairs: Ids) -> tuple[EdgeGroup, ...]:
     """Find the runs of equal (chunk, pair)."""
-    if not len(chunks):
-        return ()
-    changes = np.flatnonzero((chunks[1:] != chunks[:-1]) | (pairs[1:] != pairs[:-1])) + 1
-    bounds = [0, *changes.tolist(), len(chunks)]
-    runs = zip(pairs[bounds[:-1]].tolist(), chunks[bounds[:-1]].tolist(), bounds, bounds[1:])
-    return tuple(EdgeGroup(*run) for run in runs)
+    bounds = _bounds(chunks, pairs)
+    starts, ends = bounds[:-1], bounds[1:]
+    columns = (pairs[starts], chunks[starts], starts, ends)
+    return tuple(EdgeGroup(*run) for run in zip(*(column.tolist() for column in columns)))
 
 
 # Domain separation: the orders of the machines and of the whole graph share the seed, not the key.

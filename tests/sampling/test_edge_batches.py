@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from dglkge.data.partition_layout import EdgeTable
 from dglkge.sampling import edge_batches, triple_order
-from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions, MachineBatches, TripleIndex, rows_of_sets
+from dglkge.sampling.edge_batches import (
+    TRIPLES_A_GROUP,
+    EdgeBatches,
+    EdgeOptions,
+    MachineBatches,
+    TripleIndex,
+    cut_at,
+    rows_of_sets,
+)
 from dglkge.sampling.negatives import MixedNegatives
 from dglkge.sampling.triple_order import EdgeSet, Pass, TripleOrder, plan_passes
 
@@ -36,20 +44,43 @@ def an_order(in_sets: bool, held_out: float = 0.1) -> TripleOrder:
 @pytest.mark.parametrize(
     ("num_parts", "per_machine", "in_sets"), [(1, 1, False), (1, 3, True), (3, 2, False), (2, 2, True)]
 )
-def test_each_global_batch_is_the_window_of_the_order(num_parts, per_machine, in_sets):
-    """Trainers of a machine share its edges evenly."""
+@pytest.mark.parametrize("pairs", [PAIR_OF_RELATION, 0 * PAIR_OF_RELATION], ids=["types", "one_type"])
+def test_each_global_batch_is_the_window_of_the_order(num_parts, per_machine, in_sets, pairs):
+    """Trainers of a machine share its edges evenly, or its groups, of which none is divided."""
     order = an_order(in_sets)
-    machines = trainers_of(edge_tables(num_parts), per_machine, order, by_machine=False)
+    machines = trainers_of(edge_tables(num_parts), per_machine, order, by_machine=False, pairs=pairs)
     num_batches = len(machines[0][0])
     assert num_batches == -(-order.num_positions // BATCH_SIZE)
     for index in range(num_batches):
         shares = [[trainer.batch(4, index) for trainer in machine] for machine in machines]
-        assert all(np.ptp([len(share) for share in of_machine]) <= 1 for of_machine in shares)
+        for of_machine in shares:
+            if not pairs.any():
+                assert np.ptp([len(share) for share in of_machine]) <= 1
+                continue
+            groups = [(group.chunk, group.pair) for share in of_machine for group in share.groups]
+            assert len(groups) == len(set(groups))
+            costs = [len(share) + TRIPLES_A_GROUP * len(share.groups) for share in of_machine]
+            # Each of the two cuts around a run is at the bound that is nearest.
+            assert np.ptp(costs) <= 2 * (TRIPLES_A_GROUP + CHUNK_SIZE)
         batches = sum(shares, [])
         positions = triple_order.window(index, BATCH_SIZE, order.num_positions)
         ids = np.concatenate([batch.triple_ids for batch in batches])
         assert sorted(ids) == sorted(order.triple_ids(positions, 4))
         assert {batch.global_size for batch in batches} == {len(positions)}
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=40), st.integers(1, 9))
+def test_trainers_get_groups_of_about_the_same_cost(sizes, trainers):
+    bounds = np.cumsum([0, *sizes])
+    cuts = [cut_at(bounds, turn / trainers) for turn in range(trainers + 1)]
+    assert cuts == sorted(cuts) and (cuts[0], cuts[-1]) == (0, sum(sizes))
+    for cut in cuts:
+        distance = min(abs(bound - cut) for bound in bounds.tolist())
+        assert distance == 0 or distance >= TRIPLES_A_GROUP
+    even = (sum(sizes) + TRIPLES_A_GROUP * len(sizes)) / trainers
+    for start, end in itertools.pairwise(cuts):
+        groups = sum(start < high and low < end for low, high in itertools.pairwise(bounds.tolist()))
+        assert abs(end - start + TRIPLES_A_GROUP * groups - even) <= 4 * TRIPLES_A_GROUP
 
 
 TRIPLES = np.arange(20_000)
@@ -109,7 +140,12 @@ def edge_tables(num_parts: int, even: bool = False) -> list[EdgeTable]:
 
 
 def trainers_of(
-    tables: Sequence[EdgeTable], per_machine: int, order: Any = None, size: int = BATCH_SIZE, by_machine=True
+    tables: Sequence[EdgeTable],
+    per_machine: int,
+    order: Any = None,
+    size: int = BATCH_SIZE,
+    by_machine=True,
+    pairs=PAIR_OF_RELATION,
 ) -> list[list[EdgeBatches]]:
     order = order or an_order(in_sets=False)
     rows = [rows_of_sets(order, table.triple_ids) for table in tables]
@@ -117,7 +153,7 @@ def trainers_of(
     sizes = (sum(len(table.triple_ids) for table in tables), size, CHUNK_SIZE)
     machines: list[list[EdgeBatches]] = [[] for _ in tables]
     for (part, table), local in itertools.product(enumerate(tables), range(per_machine)):
-        options = EdgeOptions(PAIR_OF_RELATION, *sizes, local, per_machine, SEED, order=order)
+        options = EdgeOptions(pairs, *sizes, local, per_machine, SEED, order=order)
         if by_machine:
             machines[part].append(MachineBatches(table, rows[part], counts, part, 1, options))
         else:
