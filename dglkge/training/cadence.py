@@ -20,7 +20,10 @@ STOP, COMMIT = 1, 1 << 32
 sum them: the lower 32 bits of the sum count the first, those above them the second."""
 
 REPORTS_PER_EPOCH = 20
-"""Reports of the loss in an epoch; each costs a round of messages."""
+"""Most reports of the loss in an epoch; each costs a round of messages."""
+
+TRIPLES_A_REPORT = 10_000
+"""Fewest triples between two reports of an epoch: a report takes as long as some 200 triples."""
 
 
 def falls_on(interval: int, done: int) -> bool:
@@ -28,9 +31,17 @@ def falls_on(interval: int, done: int) -> bool:
     return interval > 0 and done % interval == 0
 
 
-def reports_apart(num_batches: int, is_lagged: bool = False) -> int:
-    """Return the number of batches between two reports of an epoch; all where machines do not wait."""
-    return num_batches if is_lagged else max(1, num_batches // REPORTS_PER_EPOCH)
+def reports_apart(num_batches: int, batch_size: int, is_lagged: bool = False) -> int:
+    """Return the number of batches between two reports of an epoch; all where machines do not wait.
+
+    Examples
+    --------
+    >>> reports_apart(57, 1000), reports_apart(57, 20_000), reports_apart(1000, 20_000)
+    (10, 2, 50)
+    """
+    if is_lagged:
+        return num_batches
+    return max(num_batches // REPORTS_PER_EPOCH, -(-TRIPLES_A_REPORT // batch_size))
 
 
 @dataclass
@@ -98,7 +109,8 @@ class Cadence:
         """
         flag_sum, self.flag_sum = self.flag_sum, None
         if flag_sum is None:
-            is_due = self.counts(batches_done) or batches_done % reports_apart(self.num_batches) == 0
+            apart = reports_apart(self.num_batches, self.config.training.batch_size)
+            is_due = self.counts(batches_done) or batches_done % apart == 0
             if not (self.config.training.synchronous or is_due):
                 return False, False
             flags = np.array([self.flags(batches_done, is_writing)], np.int64)

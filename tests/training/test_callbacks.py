@@ -21,11 +21,18 @@ from dglkge.distributed.preemption import Preempted
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
-from dglkge.training import callbacks
+from dglkge.training import cadence, callbacks
 from dglkge.training.callbacks import CALLBACKS, LOGGERS, Callback, TrackedRun, Tracker, Trackers
 from dglkge.training.statistics.stats import open_trackers
 from tests.training.live import stats_lines
 from tests.training.toy_trainer import NUM_BATCHES, ToyRun
+
+
+@pytest.fixture(autouse=True)
+def reports_of_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small graphs have reports after each batch here too."""
+    monkeypatch.setattr(cadence, "TRIPLES_A_REPORT", 1)
+
 
 EVENTS = ("on_fit_start", "on_epoch_start", "on_batch_end", "on_commit", "on_epoch_end", "on_fit_end")
 

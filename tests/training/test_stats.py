@@ -18,11 +18,18 @@ from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 from dglkge.step.contracts import PHASES, Computation, PhaseClock, StepResult
+from dglkge.training import cadence
 from dglkge.training.callbacks import Trackers
 from dglkge.training.statistics import stats
 from dglkge.training.statistics.stats import ProcessUsage, Statistics
 from tests.toy_kg import toy_dataset
 from tests.training.live import opened, stats_lines, train
+
+
+@pytest.fixture(autouse=True)
+def reports_of_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small graphs have reports after each batch here too."""
+    monkeypatch.setattr(cadence, "TRIPLES_A_REPORT", 1)
 
 
 class TwoTrainers(Cluster):

@@ -13,7 +13,7 @@ import torch
 from dglkge.config import load_config
 from dglkge.distributed.runtime import Cluster
 from dglkge.step.row_transforms import RowDropout
-from dglkge.training.cadence import reports_apart
+from dglkge.training import cadence
 from dglkge.training.job import choose_lookup
 from dglkge.training.trainer import Trainer
 from tests.toy_kg import toy_dataset
@@ -24,6 +24,7 @@ from tests.training.test_dense_loops import dropout_mask
 @pytest.mark.parametrize("synchronous", ["true", "false"])
 def test_commits_by_the_clock_take_no_message_of_their_own(synchronous, tmp_path, monkeypatch):
     """Counts sums over trainers with and without the clock; a due commit comes with a step or a report."""
+    monkeypatch.setattr(cadence, "TRIPLES_A_REPORT", 8)
     sums: list[int] = []
     own_sum = Cluster.sum
     monkeypatch.setattr(Cluster, "sum", lambda self, values: sums.append(1) or own_sum(self, values))
@@ -50,7 +51,7 @@ def test_commits_by_the_clock_take_no_message_of_their_own(synchronous, tmp_path
             counts.append(len(sums))
             commits.append([place for place in places if place])
             num_batches = len(trainer._edge_batches)
-    interval = 1 if synchronous == "true" else reports_apart(num_batches)
+    interval = 1 if synchronous == "true" else cadence.reports_apart(num_batches, batch_size=4)
     assert (interval > 1) == (synchronous == "false") and num_batches > 2 * interval
     assert commits == [[], [], list(range(interval, num_batches, interval))]
     assert counts[0] == counts[1]

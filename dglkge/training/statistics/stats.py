@@ -177,7 +177,8 @@ class Statistics:
         self._open = (batches_done, sums)
         self._recent += sums
         self._own_bytes += result.sent_bytes
-        apart = reports_apart(len(self._batches), self._job.is_lagged)
+        batch_size = self._job.config.training.batch_size
+        apart = reports_apart(len(self._batches), batch_size, self._job.is_lagged)
         is_due = batches_done % apart == 0 or batches_done == len(self._batches)
         return self._report(batches_done, flags) if is_due else None
 
