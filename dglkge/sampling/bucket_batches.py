@@ -291,9 +291,9 @@ class BucketBatches(EdgeBatches):
                     watcher(epoch, index)
 
     def pieces(self, epoch: int, index: int) -> list[tuple[Piece, Piece]]:
-        """Return the buckets of a global batch: what the machine has of each, and what this trainer has."""
+        """Return the buckets of a global batch: what the machine has of each, and what this trainer reads."""
         start, end = self.walk.window(index)
-        share = self._run(end - start)
+        share = self._share(end - start)
         pieces, passed = [], 0
         for piece in self.walk.pieces(epoch, start, end):
             first = max(share.start - passed, 0)
@@ -306,8 +306,7 @@ class BucketBatches(EdgeBatches):
         enter("order")
         rows, chunks = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         ranges: list[tuple[int, int]] = []
-        for piece, run in self.pieces(epoch, index):
-            share = piece if self._has_types else run
+        for piece, share in self.pieces(epoch, index):
             # Chunks are counted over all trainers of the machine: they draw the same negatives.
             if len(share):
                 rows.append(self.walk.rows(epoch, share, self._starts))

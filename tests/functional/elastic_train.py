@@ -28,6 +28,7 @@ import torch
 import dglkge
 from dglkge.checkpoint import part_files
 from dglkge.evaluation import evaluator as ranking_evaluator
+from dglkge.training import cadence
 
 HOLD_SECONDS = 100
 SLOW_SECONDS = 0.5
@@ -120,6 +121,7 @@ def committed(output: str) -> list[int]:
 
 def main(arguments: argparse.Namespace, config) -> int:
     ending = arguments.ending
+    cadence.TRIPLES_A_REPORT = 1  # the losses of every batch
     with dglkge.join_cluster(config) as cluster:
         start = committed(config.output)
         trainer = dglkge.build_trainer(config, cluster)
