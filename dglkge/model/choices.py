@@ -89,7 +89,11 @@ def rule_settings(family: type[Family]) -> Callable[[type[UpdateRule]], type[Fam
             kind: Any = tuple[float, ...] if isinstance(value, tuple) else type(value)
             checked = Annotated[kind, AfterValidator(functools.partial(_checked, rule, name))]
             fields[name] = (checked, Field(value, description="as in the rule's class, dglkge.optim"))
-        return create_model(f"{rule.__name__}{family.__name__}", __base__=family, **fields)
+        # pydantic would search every frame of the stack for the source of the class, which has none.
+        no_source = {"use_attribute_docstrings": False}
+        return create_model(
+            f"{rule.__name__}{family.__name__}", __base__=family, __cls_kwargs__=no_source, **fields
+        )
 
     return make
 

@@ -38,6 +38,8 @@ PRELOADED = (
     "dglkge",  # before DGL
     "dgl.distributed",
     "dglkge.training.trainer",
+    "dglkge.model.functions.bilinear",
+    "dglkge.model.functions.dense",
     "dglkge.cli.launch",
     "dglkge.cli.main",
     "dglkge.cli.common",
