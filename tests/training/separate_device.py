@@ -136,7 +136,6 @@ def check_mixed_operations(device: torch.device) -> None:
 
 def main() -> None:
     """Train the cases that are given as arguments, after a folder."""
-    gc.freeze()  # what is imported, out of the collections after each run
     separate = open_separate_device()
     check_mixed_operations(separate.device)
 
@@ -145,6 +144,7 @@ def main() -> None:
 
     with mock.patch.object(computing.devices, "open_device", opened):
         for number, case in enumerate(sys.argv[2:]):
+            gc.freeze()  # what is imported, out of the collections after each run
             folder, sets = Path(sys.argv[1]) / str(number), ["training.batch_size=40", *case.split()]
             on_host = [setting for setting in sets if not setting.startswith("tables.storage")]
             losses, tables, _ = trained(folder / "host", "reference", *on_host)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +27,7 @@ from dglkge.step.planning import Plan, RowIds
 from dglkge.step.rows import StagedStore, Transforms
 from dglkge.training import job
 from dglkge.training.building import computing
+from tests import warm
 from tests.model.regularizer_by_name import build_regularizer
 from tests.toy_kg import REPOSITORY, temporal_dataset, toy_dataset
 from tests.training import live
@@ -182,7 +182,7 @@ def test_runs_are_those_of_the_host(tmp_path: Path) -> None:
     times += "training.batch_size=20"
     on_device = [f"tables.storage=device {more}".strip() for more in ("", dense, times)]
     cases = [*CASES, *OBJECTIVES, *on_device]
-    command = [sys.executable, "-m", "tests.training.separate_device", str(tmp_path), *cases]
+    command = [*warm.python(), "-m", "tests.training.separate_device", str(tmp_path), *cases]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=REPOSITORY)
     assert done.returncode == 0, done.stderr
     runs = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import fcntl
 import gc
+import importlib
 import io
 import json
 import os
@@ -40,12 +41,21 @@ PRELOADED = (
     "dglkge.training.trainer",
     "dglkge.model.functions.bilinear",
     "dglkge.model.functions.dense",
+    "dglkge.model.functions.projected",
+    "dglkge.optim.optimizers",
     "dglkge.cli.launch",
     "dglkge.cli.main",
     "dglkge.cli.common",
     "dglkge.inference.exports.import_tables",
     "dglkge.inference.truth",
+    "dglkge.training.elastic",
     "dglkge.tuning.tune",
+    "encodings.ascii",
+    "encodings.utf_8_sig",
+    "multiprocessing.synchronize",
+    "pydantic._internal._serializers",
+    "torch.profiler._cupti_monitor",
+    "torch.utils.serialization.config",
 )
 NAMESPACES = ("net", "uts", "mnt", "pid")
 """Of the hosts of tests/cluster; the last one holds for children only."""
@@ -110,6 +120,7 @@ def serve(path: str) -> Callable[[], Any]:
             # The kernel gives the number that the process has here, from wherever it has connected.
             peer = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
             request, descriptors = _receive(client)
+            LOOPS.load()
             pid = os.fork()
             if pid == 0:
                 # Closed by number in the copy: objects that close them again would close what has the number
@@ -120,6 +131,40 @@ def serve(path: str) -> Callable[[], Any]:
             for descriptor in descriptors:
                 os.close(descriptor)
             running[os.pidfd_open(pid)] = pid, client
+
+
+class CachedLoops:
+    """The compiled loops that other processes left on disk: what is loaded here, copies need not load."""
+
+    def __init__(self) -> None:
+        self._loops: list[Any] = []
+        self._times: dict[str, int] = {}
+
+    def note(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap the function that declares loops, to know them. Inlined ones have no code of their own."""
+
+        def noting(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+            loop: Any = compiled(function, *arguments, **options)
+            if "forceinline" not in options and loop._cache.cache_path:
+                self._loops.append(loop)
+            return loop
+
+        return noting
+
+    def load(self) -> None:
+        """Load what has come into the folders of the cache since the last time."""
+        before = self._times
+        folders = {loop._cache.cache_path for loop in self._loops}
+        self._times = {folder: os.stat(folder).st_mtime_ns for folder in folders if os.path.isdir(folder)}
+        for loop in self._loops:
+            folder = loop._cache.cache_path
+            if self._times.get(folder) != before.get(folder):
+                for signature, *others in loop._cache._cache_file._load_index():
+                    if (signature, *others) == loop._cache._index_key(signature, loop.targetctx.codegen()):
+                        loop.compile(signature)
+
+
+LOOPS = CachedLoops()
 
 
 def _kill(pid: int) -> None:
@@ -284,8 +329,11 @@ def import_all() -> None:
     if PRELOADED[-1] in sys.modules:
         return
     gc.disable()
+    jit = importlib.import_module("dglkge.kernels.jit")
+    jit.compiled = LOOPS.note(jit.compiled)
     for module in PRELOADED:
-        __import__(module)
+        importlib.import_module(module)
+    LOOPS.load()
     if threading.active_count() > 1:
         raise RuntimeError(f"imports have started threads: {threading.enumerate()}")
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
