@@ -37,7 +37,7 @@ help:  ## this list
 demo: $(VENV)/installed  ## a small knowledge graph: build, train, evaluate, predict: 3 minutes
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bash benchmarks/demo.sh
 
-test: lint  ## lint, then every test: 10 to 22 minutes
+test: lint  ## lint, then every test: 10 to 16 minutes
 	$(VENV)/bin/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
 
 test-fast: $(VENV)/installed  ## the fast ones of the tests that start no job: 1 minute
