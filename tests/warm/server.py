@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import fcntl
 import gc
-import importlib
 import io
 import json
 import os
@@ -140,28 +139,39 @@ class CachedLoops:
         self._loops: list[Any] = []
         self._times: dict[str, int] = {}
 
-    def note(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the function that declares loops, to know them. Inlined ones have no code of their own."""
+    def find(self) -> None:
+        """Note the loops of the imported modules."""
+        from numba.core.dispatcher import Dispatcher
 
-        def noting(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-            loop: Any = compiled(function, *arguments, **options)
-            if "forceinline" not in options and loop._cache.cache_path:
-                self._loops.append(loop)
-            return loop
-
-        return noting
+        modules = [vars(module) for name, module in sys.modules.items() if name.startswith("dglkge.")]
+        loops = {id(value): value for names in modules for value in names.values()}
+        self._loops = [
+            loop for loop in loops.values() if isinstance(loop, Dispatcher) and _has_own_code(loop)
+        ]
 
     def load(self) -> None:
-        """Load what has come into the folders of the cache since the last time."""
+        """Load what has come into the folders of the cache since the last time; never compile."""
         before = self._times
         folders = {loop._cache.cache_path for loop in self._loops}
         self._times = {folder: os.stat(folder).st_mtime_ns for folder in folders if os.path.isdir(folder)}
         for loop in self._loops:
             folder = loop._cache.cache_path
             if self._times.get(folder) != before.get(folder):
-                for signature, *others in loop._cache._cache_file._load_index():
-                    if (signature, *others) == loop._cache._index_key(signature, loop.targetctx.codegen()):
-                        loop.compile(signature)
+                with contextlib.suppress(Exception):  # a damaged file, which copies report
+                    load_all(loop)
+
+
+def _has_own_code(loop: Any) -> bool:
+    return loop._cache.cache_path is not None and not loop.targetoptions.get("forceinline")
+
+
+def load_all(loop: Any) -> None:
+    """Load the machine code of a loop as numba's dispatcher does; code of other sources is none."""
+    for signature, *_ in loop._cache._cache_file._load_index():
+        code = None if signature in loop.overloads else loop._cache._load(signature, loop.targetctx)
+        if code is not None:
+            loop.targetctx.insert_user_function(code.entry_point, code.fndesc, [code.library])
+            loop.add_overload(code)
 
 
 LOOPS = CachedLoops()
@@ -329,10 +339,9 @@ def import_all() -> None:
     if PRELOADED[-1] in sys.modules:
         return
     gc.disable()
-    jit = importlib.import_module("dglkge.kernels.jit")
-    jit.compiled = LOOPS.note(jit.compiled)
     for module in PRELOADED:
-        importlib.import_module(module)
+        __import__(module)
+    LOOPS.find()
     LOOPS.load()
     if threading.active_count() > 1:
         raise RuntimeError(f"imports have started threads: {threading.enumerate()}")

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dglkge.kernels import jit
 from dglkge.launch import script_runner
 from tests import warm
 from tests.toy_kg import REPOSITORY
+from tests.warm.server import load_all
 
 SHOW = """
 import json, os, signal, sys
@@ -58,3 +62,44 @@ def test_a_signal_to_the_client_ends_the_copy(tmp_path: Path, number: int) -> No
     finally:
         client.kill()
         client.wait()
+
+
+LOADED = """
+import numpy as np
+from dglkge.kernels import hashing
+rows, ids = np.ones((2, 4), np.float32), np.arange(2)
+hashing.drop_numbers(rows, ids, np.uint64(1), np.uint16(9), np.float32(2))
+print(sum(hashing.drop_numbers.stats.cache_hits.values()))
+"""
+
+
+def test_copies_have_the_loops_that_are_on_disk() -> None:
+    runs = [[sys.executable], [sys.executable], warm.python()]
+    printed = [subprocess.run([*run, "-c", LOADED], capture_output=True, text=True).stdout for run in runs]
+    assert printed[1:] == ["1\n", "0\n"]
+
+
+def test_the_server_compiles_no_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes none whose sources have changed, nor any from a damaged file."""
+    path = tmp_path / "loops.py"
+    path.write_text("import dglkge.kernels.jit as j\n@j.compiled\ndef add(a, b):\n    return a + b\n")
+
+    def loop() -> Any:
+        spec = importlib.util.spec_from_file_location("loops", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.add
+
+    assert loop()(1, 2) == 3
+    changed, same = loop(), loop()
+    with monkeypatch.context() as context:
+        context.setattr(jit, "_SOURCES_DIGEST", "other")
+        load_all(changed)
+    load_all(same)
+    assert (len(changed.overloads), len(same.overloads)) == (0, 1)
+    assert same(1, 2) == 3 and not same.stats.cache_hits and not same.stats.cache_misses
+    for damaged in path.parent.rglob("*.nbc"):
+        damaged.write_bytes(b"damaged")
+    load_all(damaged_loop := loop())
+    assert not damaged_loop.overloads and damaged_loop(1, 2) == 3
