@@ -128,14 +128,15 @@ def one_line(error: BaseException) -> str:
 
 
 def missing_package(user: str, package: str, extra: str, error: ImportError) -> InputError:
-    """Return the error for a package of an extra, or one that it needs, that cannot be imported.
+    """Return the error for a package of an extra, or of none (""), or one that it needs, that is not there.
 
     Examples
     --------
     >>> print(missing_package("dglkge tune", "optuna", "tune", ImportError("No module named 'optuna'")))
     dglkge tune needs optuna: pip install 'dglkge[tune]' (No module named 'optuna')
     """
-    return InputError(f"{user} needs {package}: pip install 'dglkge[{extra}]' ({error})")
+    installed = f"'dglkge[{extra}]'" if extra else package
+    return InputError(f"{user} needs {package}: pip install {installed} ({error})")
 
 
 def import_extra(user: str, module: str, extra: str, package: str = "") -> Any:

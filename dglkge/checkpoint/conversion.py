@@ -283,6 +283,8 @@ def copy_for_bigraph(source: Checkpoint, output: Path) -> int:
         raise InputError(f"{folder} was written by PyTorch-BigGraph, which resumes from it as it is")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise InputError(f"{output} exists and is no empty folder; take another --output")
+    if output.resolve() == Path.cwd():
+        raise InputError(f"{output} is the current folder, which would be replaced; take another --output")
     passes = PassCount.of(manifest.meta)
     if not passes.finished:
         raise CheckpointError(

@@ -190,7 +190,7 @@ def put_rows(values: torch.Tensor, places: np.ndarray, block: np.ndarray) -> Non
     What such a table was saved as is read back bit for bit.
     """
     if _is_narrow(values):
-        block = row_kernels.nearest_words(block, values.dtype == torch.float16)
+        block = _stored_array(torch.from_numpy(block).to(values.dtype))
     _stored_array(values)[places] = block
 
 

@@ -217,13 +217,15 @@ class Mirror(VersionStore):
             self._push_version(self._storage.checked(version, texts=False))
         self._commit(local)
 
-    def bring(self, pointer: str) -> None:
-        """Download the version that a pointer at the store names, and the pointer."""
-        if note := self.read_pointer(pointer):
-            manifest = self.stored(note["version"])
+    def bring(self, kept: str) -> None:
+        """Download the version of a folder (v7), or that a pointer at the store names, with the pointer."""
+        note = self.read_pointer(kept) if layout.is_pointer(kept) else {}
+        if version := note.get("version") or layout.parse_version_folder(kept):
+            manifest = self.stored(version)
             self._pull_version(manifest)
             self._write_manifest(manifest)
-            self._storage.write_json(pointer, note)
+        if note:
+            self._storage.write_json(kept, note)
 
     def manifest(self, version: int) -> Manifest | None:
         """Return the version that the job has published last, the number of which is known."""
@@ -252,21 +254,21 @@ class Mirror(VersionStore):
         for name in filter(layout.is_record, self._store.sizes("")):
             self._pull_file(name)
 
-    def refresh(self, pointer: str = "") -> None:
+    def refresh(self, kept: str = "") -> None:
         """Download the newest version and the records, if the folder does not have them whole; for reading.
 
-        With a pointer its version too.
+        With a pointer, or the folder of a version, that version too.
         """
         for attempt in range(1, OPEN_ATTEMPTS + 1):
             stored = self.newest()
             if stored is None:
                 raise CheckpointError(f"{self.url} holds no checkpoint: no version of it was ever completed")
-            if pointer and not self.read_pointer(pointer):
-                raise CheckpointError(f"{self.url} has no kept version {pointer!r}")
+            if layout.is_pointer(kept) and not self.read_pointer(kept):
+                raise CheckpointError(f"{self.url} has no kept version {kept!r}")
             try:
                 self._pull(stored)
-                if pointer:
-                    self.bring(pointer)
+                if kept != layout.version_folder(stored.version):
+                    self.bring(kept)
                 # Of another run, whose place at the URL this one has taken.
                 self._storage.drop_unpublished(stored.version)
                 return
@@ -403,17 +405,16 @@ class Mirror(VersionStore):
         """Check that no other job was started with this store, and none has left a version there."""
         note = layout.parse_object(self._store.read(layout.WRITER_FILE))
         if note.get("job") != self.nonce:
-            who = f"job {str(note.get('job'))[:8]} on {note.get('host')}" if note else "another job"
-            raise CheckpointError(
-                f"{self.url} was taken over by {who}, started {note.get('since')}: this job no longer writes"
-            )
+            who = f"job {str(note.get('job'))[:8]} on {note.get('host')}, started {note.get('since')}"
+            who = who if note else "another job"
+            raise CheckpointError(f"{self.url} was taken over by {who}: this job no longer writes")
         pointer = self._pointer()
         if pointer and pointer != self.version:
             versions = f"version {pointer} by now, this job has left version {self.version}"
             raise CheckpointError(f"{self.url} has {versions}: another job writes there")
 
 
-def local_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+def local_path(path: str | os.PathLike[str], version: int | None = None) -> str | os.PathLike[str]:
     """Return a path as it is; of a URL, the folder to which its newest version was downloaded.
 
     The folder is ``~/.cache/dglkge/runs/{name}-{digits}``; what is there already is not downloaded again.
@@ -422,6 +423,8 @@ def local_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
     ----------
     path : path or URL
         Of a run, its ``checkpoint``, or a version there: ``s3://bucket/run/checkpoint/best``.
+    version : int, optional
+        Of a URL, one that is downloaded too.
 
     Raises
     ------
@@ -434,11 +437,11 @@ def local_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
     if not is_url(path):
         return path
     url = str(path).rstrip("/")
-    run, inside, pointer = f"{url}/".rpartition(f"/{layout.CHECKPOINT_FOLDER}/")
-    pointer = pointer.rstrip("/")
-    is_version = layout.is_pointer(pointer) or layout.parse_version_folder(pointer) is not None
-    if not inside or (pointer and not is_version):
-        run, inside, pointer = url, "", ""
+    run, inside, kept = f"{url}/".rpartition(f"/{layout.CHECKPOINT_FOLDER}/")
+    kept = kept.rstrip("/")
+    is_version = layout.is_pointer(kept) or layout.parse_version_folder(kept) is not None
+    if not inside or (kept and not is_version):
+        run, inside, kept = url, "", ""
     digits = hashlib.sha256(run.encode()).hexdigest()[:12]
     folder = Path.home() / ".cache" / "dglkge" / "runs" / f"{run.rpartition('/')[2]}-{digits}"
     mirror = Mirror(open_store(run), folder)
@@ -447,8 +450,8 @@ def local_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
         if not wait_for_lock(lock, LOCK_SECONDS):
             text = f"another process has been downloading {run} to {folder} for {LOCK_SECONDS:g} s"
             raise StorageError(text)
-        mirror.refresh(pointer if layout.is_pointer(pointer) else "")
-    return folder / layout.CHECKPOINT_FOLDER / pointer if inside else folder
+        mirror.refresh(kept if version is None else layout.version_folder(version))
+    return folder / layout.CHECKPOINT_FOLDER / kept if inside else folder
 
 
 def _object(version: int, *name: str) -> str:

@@ -151,7 +151,7 @@ def open_checkpoint(
         checkpoint = open_checkpoint("runs/demo")
         rows = checkpoint["entity"][["Alice", "Bob"]]   # (2, D) float32; ids will do as well
     """
-    place = checkpoint_place(path)
+    place = checkpoint_place(path, version)
     # A pointer to a version lies beside those of the newest one.
     storage = CheckpointStorage(place.parent if place.is_file() else place)
     attempts = OPEN_ATTEMPTS
@@ -185,9 +185,9 @@ def _open(storage: CheckpointStorage, place: Path, version: int | None, verify: 
     return Checkpoint(storage.folder(manifest.version).path, manifest, verify, place)
 
 
-def checkpoint_place(path: str | os.PathLike[str]) -> Path:
+def checkpoint_place(path: str | os.PathLike[str], version: int | None = None) -> Path:
     """Return the checkpoint's folder of a run, or the path itself where it is one, or a pointer in it."""
-    place = Path(local_path(path))
+    place = Path(local_path(path, version))
     if not place.exists():
         raise CheckpointError(f"{place} does not exist; expected the folder of a run")
     if place.is_file() and layout.is_pointer(place.name):
@@ -457,7 +457,7 @@ class Checkpoint(TablesByName):
             raise InputError(f"{self.path} was trained without features: it has no rows for new entities")
         rows = {}
         for name, (names, vectors) in new.items():
-            require_known("table", name, [*self.entity_types, RELATION])
+            require_known("entity type", name, self.entity_types)
             require_known("entity type with features", name, features.entity_types)
             self._check_new(name, names, vectors, features.projections.widths[name], "features")
             with torch.no_grad():
@@ -479,7 +479,7 @@ class Checkpoint(TablesByName):
         """
         counts, rows = dict(self.meta.entity_types), dict(self._new)
         for name, (names, made) in new.items():
-            require_known("table", name, [*self.entity_types, RELATION])
+            require_known("entity type", name, self.entity_types)
             self._check_new(name, names, made, self.meta.entity_dim(name), "rows")
             rows[name] = torch.cat([rows.get(name, made[:0]), made]).float()
             counts[name] += len(names)

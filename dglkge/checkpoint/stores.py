@@ -192,7 +192,8 @@ class FsspecStore(Store):
             # A listing must show what another job has written since.
             self._files, self._root = fsspec.core.url_to_fs(self.url, use_listings_cache=False, **options)
         except ImportError as error:
-            raise missing_package(f"{scheme}://", package, "storage", error) from None
+            extra = "storage" if package in ("fsspec", "s3fs") else ""
+            raise missing_package(f"{scheme}://", package, extra, error) from None
         except Exception as error:
             raise InputError(f"{url!r} cannot be opened: {_reason(error)}") from None
 

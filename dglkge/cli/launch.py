@@ -300,7 +300,7 @@ def _user_name() -> str:
 def _check_script(command: Sequence[str], workspace: Path) -> None:
     """Raise InputError for a script that does not exist, with a hint for the syntax of DGL's launcher."""
     script = command[0]
-    if script == "-m" or (workspace / script).is_file():
+    if script == "-m" or os.path.isfile(workspace / script):  # also of a text too long for a name
         return
     words = script.split()
     if (len(words) > 1 and len(command) == 1) or Path(script).name.startswith("python"):

@@ -177,7 +177,7 @@ class BucketFiles:
         sources = {dataset_files.TRIPLE_IDS: edges.triple_ids, dataset_files.EDGES: edges.edges}
         if edges.weights is not None:
             sources[dataset_files.WEIGHTS] = edges.weights
-        targets = [_new_array(folder / name, (num, *s.shape[1:]), s.dtype) for name, s in sources.items()]
+        targets = [new_array(folder / name, (num, *s.shape[1:]), s.dtype) for name, s in sources.items()]
         for edge_set, block, numbers in numbered():
             # Triple ids ascend inside a bucket, so the files do not depend on the size of blocks.
             buckets = edge_set * self.num_ranges**2 + numbers % self.num_ranges**2
@@ -216,7 +216,7 @@ def _blocks(rows_of_sets: Sequence[Rows]) -> Iterator[tuple[int, slice | Rows]]:
             yield edge_set, slice(block.start, block.stop) if isinstance(block, range) else block
 
 
-def _new_array(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.memmap:
+def new_array(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.memmap:
     """Create an array file of allocated blocks: a full disk is an error here, not SIGBUS at a write."""
     array: np.memmap = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
     with open(path, "r+b") as file:

@@ -7,10 +7,12 @@ from typing import Literal
 import numpy as np
 
 
-def is_first(values: np.ndarray) -> np.ndarray:
-    """Return whether each number of an ascending array is not that before it, (n,) bool."""
-    differs = np.ones(len(values), bool)
-    differs[1:] = values[1:] != values[:-1]
+def is_first(*columns: np.ndarray) -> np.ndarray:
+    """Return whether each row of sorted columns, (n,) each, is not equal to that before it, (n,) bool."""
+    differs = np.zeros(len(columns[0]), bool)
+    differs[:1] = True
+    for column in columns:
+        differs[1:] |= column[1:] != column[:-1]
     return differs
 
 
@@ -32,6 +34,16 @@ def find_sorted(values: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np
 def contains(values: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     """Return whether each number is in an ascending array, (n,) bool."""
     return find_sorted(values, numbers)[1]
+
+
+def equal_pairs(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the places (n,) of all pairs of equal numbers of two arrays."""
+    # Sort and search, O((L + R) log R), instead of a comparison of all pairs.
+    order = np.argsort(right, kind="stable")
+    ranked = right[order]
+    first = np.searchsorted(ranked, left)
+    rows, places = spans(first, np.searchsorted(ranked, left, side="right") - first)
+    return rows, order[places]
 
 
 def spans(first: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

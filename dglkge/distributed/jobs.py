@@ -299,9 +299,6 @@ def matching_jobs(text: str, jobs: Sequence[JobEntry]) -> list[JobEntry]:
     return by_pid or [entry for entry in jobs if text and entry.job.startswith(text)]
 
 
-PROC = Path("/proc")
-
-
 def human_bytes(num_bytes: float) -> str:
     """Return a size in binary units with one decimal.
 
@@ -335,49 +332,51 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * base ** " KMGT".index(match[2].upper() or " "))
 
 
-def memory_of(pid: int, proc: Path = PROC) -> tuple[int, int]:
+MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "hugetlbfs", "devtmpfs")
+
+
+def is_on_disk(path: str | os.PathLike[str]) -> bool:
+    """Return whether the file system of a file or a folder keeps data elsewhere than in memory."""
+    # The last mount on a place hides those before it.
+    mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
+    real = Path(os.path.realpath(path))
+    types = (mounts[place] for place in (real, *real.parents) if place in mounts)
+    return next(types, "") not in MEMORY_FILE_SYSTEMS
+
+
+def memory_of(pid: int) -> tuple[int, int]:
     """Return the resident bytes of a process, and those of them that others may share; zeros if unknown.
 
     The shared part has mapped files and shared memory: the tables, for trainers and servers.
     """
     try:
         # One short read: smaps_rollup, which tells shares apart, walks the page tables of all tables.
-        words = (proc / str(pid) / "statm").read_text(encoding="ascii").split()
-        page = os.sysconf("SC_PAGE_SIZE")
-        return int(words[1]) * page, int(words[2]) * page
-    except (OSError, ValueError, IndexError):
+        memory = psutil.Process(pid).memory_info()
+        return memory.rss, memory.shared
+    except psutil.Error:
         return 0, 0
 
 
-def find_servers(job: str, proc: Path = PROC) -> dict[int, int]:
+def find_servers(job: str) -> dict[int, int]:
     """Return the processes of this machine that are servers of a job: number of the server to pid."""
-    pids: dict[int, int] = {}
-    for folder in proc.iterdir() if job else ():
-        if not folder.name.isdigit():
-            continue
-        try:
-            variables = (folder / "environ").read_bytes().split(b"\0")
-        except OSError:  # ended meanwhile, or another user's
-            continue
-        environment = dict(text.decode(errors="replace").split("=", 1) for text in variables if b"=" in text)
-        number = environment.get("DGL_SERVER_ID", "")
-        is_server = environment.get("DGLKGE_JOB") == job and environment.get("DGL_ROLE") == "server"
-        if not (is_server and number.isdigit()):
-            continue
-        # Processes that a server starts inherit its variables; it was there before them.
-        pid = int(folder.name)
-        known = pids.get(int(number))
-        start, limit = process_start(pid, proc), 0 if known is None else process_start(known, proc)
-        if not limit or 0 < start < limit:
-            pids[int(number)] = pid
-    return pids
+    found: dict[int, list[tuple[float, int]]] = {}
+    for pid in psutil.pids() if job else ():
+        with contextlib.suppress(psutil.Error):  # ended meanwhile, or another user's
+            process = psutil.Process(pid)
+            variables = process.environ()
+            number = variables.get("DGL_SERVER_ID", "")
+            is_server = variables.get("DGLKGE_JOB") == job and variables.get("DGL_ROLE") == "server"
+            if is_server and number.isdigit():
+                found.setdefault(int(number), []).append((process.create_time(), pid))
+    # Processes that a server starts inherit its variables; it was there before them.
+    return {number: min(processes)[1] for number, processes in found.items()}
 
 
-def process_start(pid: int, proc: Path = PROC) -> int:
+def process_start(pid: int) -> int:
     """Return the start of a process in clock ticks since the boot; 0 if it has ended or cannot be seen."""
     try:
         # The name, in brackets, may contain spaces: fields are counted behind it.
-        state, *fields = (proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        state, *fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         # A zombie has ended, though its parent has not yet waited for it.
         return 0 if state in "ZX" else int(fields[18])
     except (OSError, ValueError, IndexError):

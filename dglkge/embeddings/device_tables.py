@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,19 +32,11 @@ from dglkge.optim.table import DeviceRows
 from dglkge.typing import Ids
 
 
-class OnDevice(Protocol):
-    """An array that is on the device once its upload was sent."""
+@dataclass
+class OnDevice:
+    """An array on the device; ``tensor`` is None until its upload was sent."""
 
-    @property
-    def tensor(self) -> Tensor:
-        """The array on the device."""
-
-
-@dataclass(frozen=True)
-class Present:
-    """A tensor that is on the device already."""
-
-    tensor: Tensor
+    tensor: Any = None
 
 
 @dataclass(frozen=True)
@@ -196,7 +188,7 @@ class DeviceTables:
     def _own_route(self, name: str, ids: Tensor, add: Callable[[Ids], OnDevice]) -> Route:
         """Return the route of distinct rows that all are this trainer's; the ids may be on the device."""
         positions = ids - int(self._starts[name][0])
-        there = add(positions.numpy()) if ids.device.type == "cpu" else Present(positions)
+        there = add(positions.numpy()) if ids.device.type == "cpu" else OnDevice(positions)
         return Route([len(ids)], [len(ids)], there, there, there, len(ids) > 0)
 
     def fetch(self, name: str, route: Route) -> Tensor:

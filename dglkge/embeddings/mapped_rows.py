@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from dglkge.distributed.jobs import is_on_disk
+
 MADV_RANDOM, MADV_WILLNEED, MADV_DONTNEED, MADV_COLD, MADV_POPULATE_WRITE = 1, 3, 4, 20, 23
 """Numbers of Linux's madvise(2); the last two since the versions 5.4 and 5.14."""
 
@@ -34,8 +36,6 @@ MOST_VAIN = 20
 """Waits in a row that may be in vain: some file systems keep pages, whatever is advised."""
 
 MAPS = Path("/proc/self/maps")
-MOUNTS = Path("/proc/self/mountinfo")
-MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "hugetlbfs", "devtmpfs")
 
 
 @dataclass(frozen=True)
@@ -74,22 +74,6 @@ def find_mapped_files(address: int, num_bytes: int, maps: Path = MAPS) -> list[M
             files.append(MappedFile(fields[5], place, min(end, stop), offset, fields[1].endswith("s")))
             place = end
     return files if place >= stop else []
-
-
-def is_on_disk(path: str, mounts: Path = MOUNTS) -> bool:
-    """Return whether a file's file system keeps data elsewhere than in memory; False if unknown."""
-    try:
-        device = os.stat(path).st_dev
-        lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:
-        return False
-    device_number = f"{os.major(device)}:{os.minor(device)}"
-    for line in lines:
-        mount, _, rest = line.partition(" - ")
-        if mount.split()[2] == device_number:
-            return rest.split()[0] not in MEMORY_FILE_SYSTEMS
-    # Some file systems, btrfs for example, show other numbers here than in stat; none of memory does.
-    return True
 
 
 class MappedRows:

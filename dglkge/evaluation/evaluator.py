@@ -178,8 +178,8 @@ class RankingEvaluator:
         """Return the candidates (K, N) of each true answer, None for all entities."""
         if candidates is not None:
             ids = np.asarray(candidates[SIDES.index(batch.side), batch.places], np.int64)
-            if ids.min() < 0 or ids.max() >= num_entities:
-                raise InputError(f"a given candidate is {ids.max()}; allowed is 0 to {num_entities - 1}")
+            if len(wrong := ids[(ids < 0) | (ids >= num_entities)]):
+                raise InputError(f"a given candidate is {wrong[0]}; allowed is 0 to {num_entities - 1}")
             return torch.from_numpy(ids)
         num_candidates = self.protocol.num_candidates
         # Sampling with replacement from fewer entities than samples would be a worse full ranking.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dglkge.data.known_triples import KnownTriples
+from dglkge.data.sorted_arrays import is_first
 from dglkge.errors import InputError
 from dglkge.evaluation.metrics import places_by_id
 from dglkge.model.kge_model import KgeModel
@@ -146,9 +147,8 @@ class PairScores:
         """Return pairs in any order as sorted ones; the first of equal pairs counts."""
         order = np.lexsort((ids, query))
         query, ids, values = query[order], ids[order], values[order]
-        is_first = np.ones(len(ids), bool)
-        is_first[1:] = (query[1:] != query[:-1]) | (ids[1:] != ids[:-1])
-        return cls(*(torch.from_numpy(column[is_first]) for column in (query, ids, values)))
+        kept = is_first(query, ids)
+        return cls(*(torch.from_numpy(column[kept]) for column in (query, ids, values)))
 
     def of(self, queries: Tensor, ids: Tensor) -> Tensor:
         """Return the numbers of pairs (n,), 0 for others: float64."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dglkge.data.known_triples import KnownTriples
+from dglkge.data.sorted_arrays import equal_pairs, is_first, sorted_distinct, spans
 from dglkge.typing import Relation, Side
 
 Step = tuple[int, Side]
@@ -144,7 +145,7 @@ class RuleGraph:
         chains = _distinct_chains([first[is_direct]], [])
         is_between = ~np.isin(near, ends)
         first, near = first[is_between], near[is_between]
-        i, j = joined(near, far)
+        i, j = equal_pairs(near, far)
         chains += _distinct_chains([first[i], last[j]], [near[i]])
         parts = [np.empty((5, 0), np.int64)]
         for type_ in np.unique(near >> _ID_BITS).tolist():
@@ -153,8 +154,8 @@ class RuleGraph:
             before = middle[place]
             fits = np.isin(beyond, far) & ~np.isin(beyond, ends) & (beyond != before)
             step, beyond, before = step[fits], beyond[fits], before[fits]
-            i, j = evenly(np.stack(joined(near, before), 1), MAX_PATHS).T
-            at, k = evenly(np.stack(joined(beyond[j], far), 1), MAX_PATHS).T
+            i, j = evenly(np.stack(equal_pairs(near, before), 1), MAX_PATHS).T
+            at, k = evenly(np.stack(equal_pairs(beyond[j], far), 1), MAX_PATHS).T
             i, j = i[at], j[at]
             parts.append(np.stack([first[i], step[j], last[k], near[i], beyond[j]]))
         columns = np.concatenate(parts, axis=1)
@@ -172,13 +173,13 @@ class RuleGraph:
         start_type = self.relations[steps[0][0]].anchor_type(steps[0][1])
         origin, reached = np.arange(len(starts)), starts
         for relation, side in steps:
-            anchors = _distinct(reached)
+            anchors = sorted_distinct(reached)
             first, count, answers = self._known.runs(side, anchors, np.full(len(anchors), relation))
             anchor_places = np.searchsorted(anchors, reached)
-            place, within = _spread(count[anchor_places])
-            answers = answers[first[anchor_places[place]] + within].astype(np.int64)
+            place, places = spans(first[anchor_places], count[anchor_places])
+            answers = answers[places].astype(np.int64)
             size = int(answers.max(initial=0)) + 1
-            pairs = evenly(_distinct(origin[place] * size + answers), most)
+            pairs = evenly(sorted_distinct(origin[place] * size + answers), most)
             origin, reached = np.divmod(pairs, size)
             if self.relations[relation].candidate_type(side) == start_type:  # the variables differ
                 is_other = starts[origin] != reached
@@ -224,21 +225,20 @@ class RuleGraph:
         starts = evenly(starts, MAX_STARTS)
         origins, conclusions = known.answers(side, starts, np.full(len(starts), relation_id))
         count = np.bincount(origins, minlength=len(starts))
-        ends = np.cumsum(count)
+        first = np.cumsum(count) - count
         size = int(conclusions.max(initial=0)) + 1
         for side_of_body in _READ:
             for body in self._anchored(relation.anchor_type(side), side_of_body).tolist():
                 query, features_of_anchors = known.answers(side_of_body, anchors, np.full(len(anchors), body))
-                features = _distinct(features_of_anchors)
+                features = sorted_distinct(features_of_anchors)
                 if not len(features):
                     continue
                 x, d = known.answers(side_of_body, starts, np.full(len(starts), body))
                 # Examples: of each start with a feature, its conclusions.
                 place = np.searchsorted(features, d).clip(max=len(features) - 1)
                 x, place = x[features[place] == d], place[features[place] == d]
-                example, within = _spread(count[x])
-                start = x[example]
-                codes = place[example] * size + conclusions[ends[start] - count[start] + within]
+                example, places = spans(first[x], count[x])
+                codes = place[example] * size + conclusions[places]
                 distinct, support = np.unique(codes, return_counts=True)
                 feature, answer = np.divmod(distinct, size)
                 _, examples = known.runs(side_of_body.other, features, np.full(len(features), body))[:2]
@@ -247,7 +247,7 @@ class RuleGraph:
                 if (body, side_of_body) == (relation_id, side):  # the conclusion itself
                     is_kept &= features[feature] != answer
                 feature, answer, confidence = feature[is_kept], answer[is_kept], confidence[is_kept]
-                i, j = joined(features_of_anchors, features[feature])
+                i, j = equal_pairs(features_of_anchors, features[feature])
                 yield query[i], answer[j], confidence[j]
 
 
@@ -270,33 +270,8 @@ def evenly(rows: np.ndarray, most: int) -> np.ndarray:
     return rows if len(rows) <= most else rows[np.linspace(0, len(rows) - 1, most).astype(np.int64)]
 
 
-def joined(left: np.ndarray, right: np.ndarray) -> Pairs:
-    """Return the places (n,) of all pairs of equal values of two arrays."""
-    order = np.argsort(right, kind="stable")
-    ranked = right[order]
-    low = np.searchsorted(ranked, left)
-    place, within = _spread(np.searchsorted(ranked, left, "right") - low)
-    return place, order[low[place] + within]
-
-
-def _spread(count: np.ndarray) -> Pairs:
-    """Return for runs of some lengths (n,) the run of each member, and its place in the run."""
-    runs = np.repeat(np.arange(len(count)), count)
-    return runs, np.arange(len(runs)) - (np.cumsum(count) - count)[runs]
-
-
-def _distinct(values: np.ndarray) -> np.ndarray:
-    """Return the values in ascending order, each once: a sort is faster than numpy's hash table."""
-    values = np.sort(values)
-    is_new = np.ones(len(values), bool)
-    is_new[1:] = values[1:] != values[:-1]
-    return values[is_new]
-
-
 def _distinct_chains(steps: Sequence[np.ndarray], nodes: Sequence[np.ndarray]) -> list[tuple[list[int], ...]]:
     """Return each chain of steps (n,) once, with the nodes between them of its first path."""
     order, length = np.lexsort(steps[::-1]), len(steps)
     table = np.stack([*steps, *nodes], 1)[order]
-    is_new = np.ones(len(table), bool)
-    is_new[1:] = (table[1:, :length] != table[:-1, :length]).any(1)
-    return [(row[:length], row[length:]) for row in table[is_new].tolist()]
+    return [(row[:length], row[length:]) for row in table[is_first(*table[:, :length].T)].tolist()]

@@ -294,15 +294,3 @@ def round_rows_plain(
     rounded = np.where(exponent < 113, small.astype(np.int64), large)
     rounded = np.where(magnitude > _EXPONENT, 0x7E00, rounded).astype(np.uint16)
     words[places] = rounded | (bits >> np.uint32(16)).astype(np.uint16) & np.uint16(0x8000)
-
-
-def nearest_words(rows: ndarray, is_half: bool) -> ndarray:
-    """Round float32 numbers to the nearest of 16 bits, ties to even, as torch does: uint16 of their shape."""
-    if is_half:
-        with np.errstate(over="ignore"):  # beyond 65504 it is infinite
-            return rows.astype(np.float16).view(np.uint16)
-    bits = np.ascontiguousarray(rows).view(np.uint32)
-    upper = bits >> np.uint32(16)
-    rounded = (bits + (np.uint32(0x7FFF) + (upper & np.uint32(1)))) >> np.uint32(16)
-    is_number = bits & _MAGNITUDE <= _EXPONENT
-    return np.where(is_number, rounded, upper | np.uint32(_QUIET)).astype(np.uint16)

@@ -14,14 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from dglkge.distributed import jobs
 from dglkge.errors import NotReadyError, os_errors
 from dglkge.file_lock import try_lock
 
 LOCK_FILE = "lock"
-MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 YOUNG_SECONDS = 60.0
 """A folder that is still hidden is being made for so long at most."""
 
@@ -165,12 +162,4 @@ def usual_folders(on_disk: bool = False) -> list[Path]:
     With `on_disk` those are left out that are in memory.
     """
     folders = dict.fromkeys([Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp")])
-    return [folder for folder in folders if not (on_disk and file_system(folder) in MEMORY_FILE_SYSTEMS)]
-
-
-def file_system(folder: Path) -> str:
-    """Return the type of the file system of a folder."""
-    # The last mount on a place hides those before it.
-    mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
-    real = Path(os.path.realpath(folder))
-    return next((mounts[place] for place in (real, *real.parents) if place in mounts), "")
+    return [folder for folder in folders if not on_disk or jobs.is_on_disk(folder)]

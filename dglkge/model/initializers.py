@@ -12,19 +12,11 @@ from collections.abc import Callable
 import numpy as np
 
 from dglkge.model.functions import hashing
-from dglkge.registry import Registry
 
 BLOCK_PAIRS = 1 << 15
 """Pairs of columns drawn at a time: the working arrays stay in cache."""
 
 
-Initializer = Callable[[np.ndarray, int, int, str, float], np.ndarray]
-"""Takes ids, dim, seed, table and scale; returns rows. See :func:`normal_rows`."""
-
-INITIALIZERS: Registry[Initializer] = Registry("distribution")
-
-
-@INITIALIZERS.register("normal")
 def normal_rows(ids: np.ndarray, dim: int, seed: int, table: str, scale: float) -> np.ndarray:
     """Draw rows from a normal distribution of mean 0.
 
@@ -57,7 +49,6 @@ def normal_rows(ids: np.ndarray, dim: int, seed: int, table: str, scale: float) 
     return _rows(ids, dim, seed, table, fill)
 
 
-@INITIALIZERS.register("uniform")
 def uniform_rows(ids: np.ndarray, dim: int, seed: int, table: str, scale: float) -> np.ndarray:
     """Draw rows from the uniform distribution on [-scale, scale].
 

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from dglkge.errors import InputError
 from dglkge.model.dense_modules import load_parameters
 from dglkge.model.device import ModulePrecision
-from dglkge.model.initializers import INITIALIZERS
+from dglkge.model.initializers import normal_rows, uniform_rows
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS, ScoreFunction, changed_copy
 from dglkge.settings import settings_of
 from dglkge.typing import RELATION, Side
@@ -196,9 +196,7 @@ class KgeModel:
         anchor, answer = (head, tail) if side is Side.TAIL else (tail, head)
         return self.compare_pairs(self.query(anchor, relation_row, side), answer)
 
-    def initial_rows(
-        self, table: str, ids: Tensor, seed: int, scale: float, distribution: str = "normal"
-    ) -> Tensor:
+    def initial_rows(self, table: str, ids: Tensor, seed: int, scale: float) -> Tensor:
         """Return the float32 rows (n, table_width) that a table starts with.
 
         Parameters
@@ -209,14 +207,12 @@ class KgeModel:
             Original ids; an id's row is the same however the table is partitioned.
         seed : int
         scale : float
-            Standard deviation (normal) or half width (uniform); ignored for phases.
-        distribution : str
-            A member of :data:`dglkge.model.initializers.INITIALIZERS`.
+            Standard deviation; ignored for phases.
         """
+        draw = normal_rows
         # Phases must cover the circle: near 0 all relations would start as the identity.
         if table == RELATION and self.score_function.relation_init == PHASE:
-            distribution, scale = "uniform", math.pi
-        draw = INITIALIZERS.get(distribution)
+            draw, scale = uniform_rows, math.pi
         rows = torch.from_numpy(draw(ids.numpy(), self.table_width(table), seed, table, scale))
         if table != RELATION:
             return rows

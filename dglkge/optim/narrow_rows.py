@@ -18,7 +18,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from dglkge.kernels.hashing import combine, stream_key
-from dglkge.kernels.rows import nearest_words, round_rows, round_rows_plain, widen_rows
+from dglkge.kernels.rows import round_rows, round_rows_plain, widen_rows
 from dglkge.optim.dgl_tables import adopt_tensor, as_array, record_read
 from dglkge.optim.workspace import Scratch
 
@@ -163,7 +163,8 @@ class NarrowEmbedding(DistEmbedding):
         """
         is_half = self.row_dtype == torch.float16
         if self.rounding == NEAREST:
-            words[places] = nearest_words(rows, is_half)
+            rounded = torch.from_numpy(rows).to(self.row_dtype)
+            words[places] = rounded.view(torch.int16).numpy().view(np.uint16)
             return
         keyed = ids if self._row_ids is None else self._row_ids[ids]
         key = combine(self._key, step)

@@ -101,8 +101,10 @@ def named_data(paths: Sequence[Path]) -> PublicData | None:
     if len(paths) != 1 or paths[0].exists():
         return None
     name = str(paths[0])
+    if os.sep in name:  # a path; names of data sets have none, whatever else they are compared without
+        return None
     entry = find_public(name)
-    if entry is None and os.sep not in name and not paths[0].suffix:
+    if entry is None and not paths[0].suffix:
         unknown = unknown_name("data set", name, public_data())
         raise InputError(f"{name}: there is no such file or folder; {unknown}")
     return entry

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dglkge.data.partition_layout import EdgeTable, Rows
+from dglkge.data.sorted_arrays import is_first
 from dglkge.kernels.hashing import combine
 from dglkge.kernels.triple_rows import find_rows
 from dglkge.sampling import triple_order
@@ -296,9 +297,7 @@ def trainer_share(num: int, local_rank: int, trainers_per_machine: int) -> slice
 
 def _bounds(chunks: Ids, pairs: Ids) -> Ids:
     """Return the bounds (G + 1,) of the runs of equal (chunk, pair)."""
-    changes = np.flatnonzero((chunks[1:] != chunks[:-1]) | (pairs[1:] != pairs[:-1])) + 1
-    # Of no triples there is no run, only the one bound 0.
-    return np.append(np.append(0, changes), len(chunks)) if len(chunks) else np.zeros(1, np.int64)
+    return np.append(np.flatnonzero(is_first(chunks, pairs)), len(chunks))
 
 
 def _groups(chunks: Ids, pairs: Ids) -> tuple[EdgeGroup, ...]:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dglkge.data.known_triples import KnownTriples
+from dglkge.data.sorted_arrays import equal_pairs
 from dglkge.errors import InputError
 from dglkge.kernels.hashing import below, combine
 from dglkge.kernels.losses import ignore_known
@@ -163,18 +164,6 @@ class UniformNegatives:
 def _sums_of(weights: Mapping[str, Ids] | None) -> dict[str, Ids]:
     """Return the cumulative weights of the entity types that have weights above 0."""
     return {name: np.cumsum(values) for name, values in (weights or {}).items() if values.any()}
-
-
-def find_equal(ids: Ids, negative_ids: Ids) -> tuple[Ids, Ids]:
-    """Return rows and columns (M,) of all places where ``ids[row] == negative_ids[column]``."""
-    # Sort and search, O((B + N) log N), instead of a (B, N) comparison.
-    order = np.argsort(negative_ids)
-    ordered = negative_ids[order]
-    first = np.searchsorted(ordered, ids, side="left")
-    counts = np.searchsorted(ordered, ids, side="right") - first
-    rows = np.repeat(np.arange(len(ids)), counts)
-    turn = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return rows, order[first[rows] + turn]
 
 
 class NegativeSampler(Protocol):
@@ -325,7 +314,7 @@ class KnownNegatives:
             self.overwrite(mask, True)
             return
         for row, (first, count) in enumerate(zip(self.first, self.count)):
-            _, columns = find_equal(self.answers[first : first + count].astype(np.int64), self.negative_ids)
+            _, columns = equal_pairs(self.answers[first : first + count].astype(np.int64), self.negative_ids)
             mask[row, columns] = True
 
 

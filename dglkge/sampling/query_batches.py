@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from dglkge.data.known_triples import KnownTriples
 from dglkge.data.partition_layout import PartitionLayout
+from dglkge.data.sorted_arrays import is_first, spans
 from dglkge.sampling import triple_order
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, EpochBatches, ignore_phase, trainer_share
 from dglkge.typing import RELATION, Floats, Ids, Mask, Side
@@ -73,22 +74,14 @@ class PairIndex(AnswerIndex):
         order = np.lexsort((columns[4], columns[3], columns[2], columns[1], columns[0]))
         columns = [column[order] for column in columns]
         # The same triple may occur twice in the data; its relation counts once.
-        is_pair = _changes(columns[:4])
-        is_answer = is_pair | _changes(columns[4:])
+        is_pair = is_first(*columns[:4])
+        is_answer = is_pair | is_first(columns[4])
         self.kind_of, self.heads, self.tails, self.times = (column[is_pair] for column in columns[:4])
         self.answers = columns[4][is_answer]
         self.starts = np.append(np.flatnonzero(is_pair[is_answer]), len(self.answers)).astype(np.int64)
 
     def blocks(self) -> Iterator[tuple[int, int, npt.NDArray[np.integer]]]:
         yield 0, len(self), self.answers
-
-
-def _changes(columns: Sequence[npt.NDArray[np.integer]]) -> Mask:
-    """Return a mask of the rows that differ from the row before in one of the columns."""
-    differs = np.ones(len(columns[0]), bool)
-    if len(differs):
-        differs[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
-    return differs
 
 
 class PairRun(NamedTuple):
@@ -354,11 +347,9 @@ class ShardAnswers:
 
     def of(self, query_ids: Ids) -> tuple[Ids, Ids]:
         """Return (starts, places) of some queries, in CSR form as above."""
-        # Gathers ragged runs without a loop: each output place is its run's start plus its offset in the run.
         counts = self.starts[query_ids + 1] - self.starts[query_ids]
-        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        offsets = np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
-        return starts, self.places[np.repeat(self.starts[query_ids], counts) + offsets].astype(np.int64)
+        starts = np.append(0, np.cumsum(counts))
+        return starts, self.places[spans(self.starts[query_ids], counts)[1]].astype(np.int64)
 
 
 TrainingBatch = EdgeBatch | QueryBatch

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dglkge.embeddings.device_tables import DeviceTables, OnDevice, Present, Route
+from dglkge.embeddings.device_tables import DeviceTables, OnDevice, Route
 from dglkge.embeddings.row_lookup import FoundRows, RowLookup
 from dglkge.embeddings.table_set import TableSet
 from dglkge.model.device import ComputeDevice
@@ -150,13 +150,6 @@ class HostStore(RowStore):
         return Rows(tables)
 
 
-@dataclass
-class Piece:
-    """An array (n,) of an :class:`Upload`; ``tensor`` is the array on the device once it was sent."""
-
-    tensor: Any = None
-
-
 class Upload:
     """Arrays of one batch, copied to the device on a stream in one piece for each type of number."""
 
@@ -165,11 +158,11 @@ class Upload:
         self._stream = stream
         self._host = Scratch(pinned=device.pins_memory)
         self._there = Scratch(device.device)
-        self._pairs: dict[np.dtype[Any], list[tuple[np.ndarray, Piece]]] = {}
+        self._pairs: dict[np.dtype[Any], list[tuple[np.ndarray, OnDevice]]] = {}
 
-    def add(self, array: np.ndarray) -> Piece:
+    def add(self, array: np.ndarray) -> OnDevice:
         """Add an array (n,) to the batch."""
-        piece = Piece()
+        piece = OnDevice()
         self._pairs.setdefault(array.dtype, []).append((array, piece))
         return piece
 
@@ -314,7 +307,7 @@ class DeviceStore(StagedStore):
         if not ids.is_cuda:
             return super()._distinct(ids, upload)
         rows, inverse = torch.unique(ids, return_inverse=True)
-        return rows, Present(inverse)
+        return rows, OnDevice(inverse)
 
     def _routes(self, number: int, ids: Mapping[str, Tensor], upload: Upload) -> Mapping[str, Route]:
         rows, repeats = dict(ids), {}
@@ -322,7 +315,7 @@ class DeviceStore(StagedStore):
             row_ids = self._tables.row_ids(name, table_ids)
             if row_ids is not table_ids:
                 rows[name], counts = torch.unique_consecutive(row_ids, return_counts=True)
-                repeats[name] = Present(counts) if counts.is_cuda else upload.add(counts.numpy())
+                repeats[name] = OnDevice(counts) if counts.is_cuda else upload.add(counts.numpy())
         routes = self._device_tables.routes(number, rows, upload.add)
         return {name: dataclasses.replace(route, repeats=repeats.get(name)) for name, route in routes.items()}
 

@@ -11,7 +11,7 @@ import pytest
 from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.data.dataset import Dataset
 from dglkge.data.range_walk import range_bounds, ranges_of
-from dglkge.launch.table_storage import MEMORY_FILE_SYSTEMS, file_system
+from dglkge.distributed.jobs import is_on_disk
 from tests.functional import job as commands
 from tests.functional.results import (
     assert_near,
@@ -51,7 +51,7 @@ def test_answers_in_the_range_of_the_query_score_less(tmp_path: Path, kernels: s
 
 def test_tables_on_a_disk_are_those_in_memory(tmp_path: Path) -> None:
     """Two trainers with a server; ranges are read ahead and pushed out on the disk."""
-    if file_system(tmp_path) in MEMORY_FILE_SYSTEMS:
+    if not is_on_disk(tmp_path):
         pytest.skip(f"{tmp_path} is in memory; set TMPDIR to a folder on a disk")
     contents = []
     for storage in ("memory", "disk"):

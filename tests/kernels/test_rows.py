@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from dglkge.kernels.rows import nearest_words, noise_of, round_rows, round_rows_plain, widen_rows
+from dglkge.kernels.rows import noise_of, round_rows, round_rows_plain, widen_rows
 
 DTYPES = [torch.bfloat16, torch.float16]
 EVERY_WORD = np.arange(1 << 16, dtype=np.uint16).reshape(64, 1024)
@@ -50,10 +50,8 @@ def test_the_loop_and_its_twin_give_the_same_bits(dtype: torch.dtype, dim: int) 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_number_is_rounded_to_one_of_its_neighbours_or_as_torch_to_the_nearest(dtype: torch.dtype) -> None:
+def test_a_number_is_rounded_to_one_of_its_neighbours(dtype: torch.dtype) -> None:
     rows = hard_numbers(100, 64)
-    expected = torch.from_numpy(rows).to(dtype).float().numpy()
-    np.testing.assert_array_equal(meaning(nearest_words(rows, dtype == torch.float16), dtype), expected)
     rows = rows[np.isfinite(rows).all(axis=1)]
     words = np.zeros(rows.shape, np.uint16)
     places = np.arange(len(rows))

@@ -32,12 +32,6 @@ def test_rows_start_from_the_distribution():
     for table, shape in (("person", (400, 50)), (RELATION, (400, 100))):
         rows = first_rows("complex", 50, True, 0.01, 400, table)
         assert rows.shape == shape and float(rows.std()) == pytest.approx(0.01, rel=0.03)
-    model = build_model("complex", 50, reciprocal=True)
-    uniform = model.initial_rows("person", torch.arange(400), seed=1, scale=0.01, distribution="uniform")
-    assert float(uniform.abs().max()) <= 0.01
-    assert float(uniform.std()) == pytest.approx(0.01 / 3**0.5, rel=0.03)
-    with pytest.raises(InputError, match="unknown distribution 'gauss'; known: 'normal', 'uniform'"):
-        model.initial_rows("person", torch.arange(3), 1, 1.0, distribution="gauss")
 
 
 def test_phases_fill_the_circle_whatever_the_scale():

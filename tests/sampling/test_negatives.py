@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from dglkge.data.known_triples import KnownTriples
+from dglkge.data.sorted_arrays import equal_pairs
 from dglkge.errors import InputError
 from dglkge.sampling import negatives
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeGroup
@@ -117,8 +118,8 @@ def test_all_negatives_are_every_entity_of_the_type() -> None:
 
 
 @given(st.lists(st.integers(0, 12), max_size=20), st.lists(st.integers(0, 12), min_size=1, max_size=20))
-def test_find_equal_finds_what_looking_at_every_pair_finds(ids: list[int], others: list[int]) -> None:
-    rows, columns = negatives.find_equal(np.array(ids, np.int64), np.array(others, np.int64))
+def test_equal_pairs_are_what_looking_at_every_pair_finds(ids: list[int], others: list[int]) -> None:
+    rows, columns = equal_pairs(np.array(ids, np.int64), np.array(others, np.int64))
     expected = {(i, j) for i, a in enumerate(ids) for j, b in enumerate(others) if a == b}
     assert len(rows) == len(expected)
     assert set(zip(rows.tolist(), columns.tolist())) == expected

@@ -174,7 +174,10 @@ def add(proc: Path, pid: int, resident: int, shared: int, started: int = 5, **va
     folder = proc / str(pid)
     folder.mkdir(parents=True)
     (folder / "statm").write_text(f"999 {resident} {shared} 1 0 7 0\n")
-    (folder / "stat").write_text(f"{pid} (a ) b) S " + " ".join(["1"] * 18) + f" {started} 1 1\n")
+    (folder / "stat").write_text(
+        f"{pid} (a ) b) S " + " ".join(["1"] * 18) + f" {started}" + 30 * " 1" + "\n"
+    )
+    (proc / "stat").write_text("btime 1\n")
     (folder / "environ").write_text("".join(f"{key}={value}\0" for key, value in variables.items()))
 
 
@@ -182,28 +185,33 @@ def server(number: int, job: str = "j") -> dict[str, str]:
     return {"DGL_ROLE": "server", "DGL_SERVER_ID": str(number), "DGLKGE_JOB": job, "A": "b=c"}
 
 
-def test_servers_of_the_job_and_their_memory_are_found(tmp_path: Path) -> None:
+def test_servers_of_the_job_and_their_memory_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
     add(tmp_path, 10, 7, 3, **server(0))
     add(tmp_path, 9, 1, 1, 8, **server(0))  # its child, after the numbers began anew
     add(tmp_path, 11, 1, 1, **server(1))
     add(tmp_path, 12, 1, 1, **server(2, "other"))
     add(tmp_path, 13, 1, 1, **{**server(3), "DGL_ROLE": "client"})
     (tmp_path / "14").mkdir()
-    assert find_servers("j", tmp_path) == {0: 10, 1: 11}
-    assert find_servers("", tmp_path) == {}
-    assert memory_of(10, tmp_path) == (7 * PAGE, 3 * PAGE)
-    (tmp_path / "10" / "statm").write_text("")
-    assert memory_of(10, tmp_path) == memory_of(14, tmp_path) == (0, 0)  # it has ended
+    assert find_servers("j") == {0: 10, 1: 11}
+    assert find_servers("") == {}
+    assert memory_of(10) == (7 * PAGE, 3 * PAGE)
+    assert memory_of(14) == (0, 0)  # it has ended
 
 
-def test_the_sum_over_trainers_of_two_machines_has_every_process(tmp_path: Path) -> None:
+def test_the_sum_over_trainers_of_two_machines_has_every_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two machines with two trainers and a server each; every machine has a /proc of its own."""
     total = np.zeros((6, 3))
     for rank in range(4):
         proc = tmp_path / str(rank)
+        monkeypatch.setattr(psutil, "PROCFS_PATH", str(proc))
         add(proc, os.getpid(), 100 + rank, 50)
         add(proc, 70000000, 20 + rank, 10, **server(rank // 2))
-        usage = ProcessUsage(World(rank, 4, rank % 2, 2, launched=True, job="j"), 1, proc)
+        usage = ProcessUsage(World(rank, 4, rank % 2, 2, launched=True, job="j"), 1)
         total += usage.measure(1000 + rank)
     names = ("machine", "memory_bytes", "shared_bytes", "bytes_sent")
     expected = {f"trainer {n}": (n // 2, (100 + n) * PAGE, 50 * PAGE, 1000 + n) for n in range(4)}

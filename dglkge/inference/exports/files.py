@@ -205,7 +205,7 @@ def write_outputs(outputs: Sequence[Output], folder: Path, overwrite: bool) -> l
         problem = (
             f"cannot make {hidden}" if isinstance(error, FileExistsError) else f"cannot write to {folder}"
         )
-        raise write_error(f"cannot {problem}", error) from error
+        raise write_error(problem, error) from error
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
     return paths

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +39,7 @@ def plan_sync(
     """
     files = list(_program(command, places.here))
     for text in itertools.chain.from_iterable((word, word.partition("=")[2]) for word in command):
-        if text and "\0" not in text and (places.here / text).is_file():  # a file that an argument names
+        if text and os.path.isfile(places.here / text):  # an argument names it; False for what is no path
             files.append(places.here / text)
     if config is not None:
         folder = places.here / config.dataset

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from dglkge.data.sorted_arrays import equal_pairs
 from dglkge.model.functions.autograd import may_use_loops
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import Loss
 from dglkge.model.negative_terms import IGNORED_SCORE
 from dglkge.model.regularizers import Regularizer
 from dglkge.sampling.edge_batches import EdgeBatch
-from dglkge.sampling.negatives import find_equal
 from dglkge.step.contracts import BatchMeasures, Computation, Gradients, Objective, Rows
 from dglkge.step.planning import EdgePlanner, Group, Plan
 from dglkge.typing import Mask, Side
@@ -208,7 +208,7 @@ class AutogradLoss(SampledLoss):
         true_ids = group.tail_ids if side is Side.TAIL else group.head_ids
         ignored = np.zeros((len(group), len(negative_ids)), bool)
         # Sampled negatives may be the true answer itself; it must not be pushed down as a negative.
-        ignored[find_equal(true_ids, negative_ids)] = True
+        ignored[equal_pairs(true_ids, negative_ids)] = True
         if known is not None:
             known.ignore(ignored, self.computation.is_reference)
         if self._scores_own(group):

@@ -32,6 +32,7 @@ from dglkge.checkpoint.storage import file_crc32
 from dglkge.config import Config
 from dglkge.config.schema import FeaturesConfig, VectorsConfig
 from dglkge.data.dataset import Dataset
+from dglkge.data.edge_buckets import new_array
 from dglkge.data.vector_files import FeatureFile, VectorFile, feature_files, open_vectors
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.runtime import Cluster
@@ -443,7 +444,7 @@ def _write_type(
     """Write the vectors of one entity type, 0 where there is none; returns the file's CRC-32."""
     numbers, places = matched
     temporary = target.with_name(target.name + layout.TEMPORARY_SUFFIX)
-    written = np.lib.format.open_memmap(temporary, mode="w+", dtype=dtype, shape=shape)
+    written = new_array(temporary, shape, np.dtype(dtype))
     # Entities whose names a format makes equal share a vector: numbers may repeat.
     for some, rows in file.rows(np.unique(numbers)):
         with np.errstate(over="ignore"):

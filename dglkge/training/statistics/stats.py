@@ -22,7 +22,7 @@ from tqdm import tqdm
 from dglkge.checkpoint import layout
 from dglkge.config import Config
 from dglkge.data.dataset_files import VALID
-from dglkge.distributed.jobs import PROC, find_servers, memory_of
+from dglkge.distributed.jobs import find_servers, memory_of
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.runtime import Cluster, log_folder, num_servers
 from dglkge.distributed.world import World, timestamp
@@ -52,28 +52,25 @@ class ProcessUsage:
     ----------
     num_servers : int
         Servers of each machine.
-    proc : Path
-        Folder of the processes; for tests.
     """
 
     world: World
     num_servers: int
-    proc: Path = PROC
 
     def __post_init__(self) -> None:
         # Looked up once: a server that ends is not replaced within a job.
         has_servers = self.num_servers and self.world.is_machine_leader
-        self._servers = find_servers(self.world.job, self.proc) if has_servers else {}
+        self._servers = find_servers(self.world.job) if has_servers else {}
 
     def measure(self, bytes_sent: int) -> Doubles:
         """Return an array (processes, 3) with this trainer's rows filled: trainers first, then servers."""
         world = self.world
         usage = np.zeros((world.world_size + self.num_servers * world.num_machines, len(COLUMNS)))
-        usage[world.rank] = (*memory_of(os.getpid(), self.proc), bytes_sent)
+        usage[world.rank] = (*memory_of(os.getpid()), bytes_sent)
         for number, pid in self._servers.items():
             row = world.world_size + number
             if row < len(usage):
-                usage[row, :2] = memory_of(pid, self.proc)
+                usage[row, :2] = memory_of(pid)
         return usage
 
     def describe(self, total: Doubles) -> dict[str, dict[str, Any]]:
