@@ -9,6 +9,7 @@ that are registered when a configuration is read, the user's own among them.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import math
@@ -36,6 +37,7 @@ FREE = "free"
 # Decimal digits only. YAML 1.1 reads 0123 as octal 83 and 12:30 as base 60; a person means neither.
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9][0-9_]*")
 _HEXADECIMAL = re.compile(r"[+-]?0x[0-9a-fA-F]+")
+_EXPONENT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][+-]?[0-9]+")
 
 EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
@@ -73,11 +75,14 @@ class Scalar:
     where: str
 
     def plain(self) -> Any:
-        """Return the value; numbers such as 1e-3, which YAML 1.1 reads as texts, as numbers."""
-        if not isinstance(self.value, str):
+        """Return the value, as :func:`read_as` reads numbers; 1e-3 is one, which YAML 1.1 reads as a text."""
+        is_text = isinstance(self.value, str) and not _EXPONENT.fullmatch(self.text)
+        if is_text or self.value is None or isinstance(self.value, bool):
             return self.value
-        number = _number(self.text)
-        return self.value if number is None else number
+        for kind in (int, float):
+            with contextlib.suppress(ValueError):
+                return _read_scalar(self, kind)
+        return self.text
 
     def shown(self) -> Any:
         """Return the value as messages have it: as it was written, unless it is true or false or a number."""

@@ -81,22 +81,8 @@ OPERATORS = {
     "complex": Operator("complex_diagonal", "dot", *PARAMETERS["complex_diagonal"], (1, -1)),
     "rescal": Operator("linear", "dot", *PARAMETERS["linear"], shapes=FORMULAS["linear"].shapes, turns=True),
     "rotate": Operator("rotation", "complex_modulus", ("phases",), ("phases",), (-1,)),
-    "simple": Operator("simple", "dot"),
-    "quate": Operator("quaternion", "dot"),
-    "keci": Operator("clifford", "dot"),
-    "tucker": Operator("tucker", "dot"),
-    "conve": Operator("convolution_2d", "dot"),
-    "conex": Operator("convolution_complex", "dot"),
-    "transformer": Operator("encoder", "dot"),
-    "pairre": Operator("paired_scaling", "scaled_l1"),
-    "triplere": Operator("tripled_relation", "scaled_l1"),
-    "transr": Operator("projection", "projected_l2"),
-    "transr_l1": Operator("projection", "projected_l1"),
-    "tcomplex": Operator("complex_at_time", "dot"),
-    "tntcomplex": Operator("complex_with_time", "dot"),
-    "de_simple": Operator("simple_at_time", "dot_at_time"),
 }
-"""By the name of the score function; one that is not here is stored under its own name."""
+"""By the name of the score function; one that is not here is stored whole, under its own name."""
 
 
 def operator_of(score_function: str) -> Operator:
@@ -105,8 +91,7 @@ def operator_of(score_function: str) -> Operator:
         return OPERATORS[score_function]
     made = SCORE_FUNCTIONS.get(score_function)
     if not issubclass(made, BigraphScore):
-        # Stored whole, as one parameter.
-        return Operator(score_function, score_function)
+        return Operator(score_function, "dot" if made.is_product else score_function)
     # Of several operators each relation has its own parameters: the layout of files cuts their rows.
     static, dynamic = PARAMETERS.get(made.acts.name, ((), ()))
     signs = (1,) * len(static)
@@ -115,10 +100,6 @@ def operator_of(score_function: str) -> Operator:
 
 def score_function_of(operator: str, comparator: str, bias: bool) -> str | None:
     """Return the score function of an operator and a comparator; None where none has them."""
-    for name, declared in OPERATORS.items():
-        # What tables without a model are written as is the model none_dot to everybody else.
-        if name and (operator, comparator, bias) == (declared.name, declared.comparator, declared.bias):
-            return name
     pair = pair_name(operator, comparator, bias)
     return pair if pair in SCORE_FUNCTIONS else None
 

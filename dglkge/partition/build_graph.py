@@ -369,7 +369,7 @@ if __name__ == "__main__":
     # At exit Python looks for garbage among all that was imported, which takes .4 s after torch and DGL.
     atexit.register(gc.freeze)
     try:
-        build_partitions(Path(sys.argv[1]), GraphJob.take(Path(sys.argv[1])))
+        build_partitions(Path(sys.argv[1]), GraphJob(**json.load(sys.stdin)))
     except OSError as error:
         if error.errno in NO_ROOM:
             sys.exit(NO_ROOM_STATUS)

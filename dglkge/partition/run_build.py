@@ -10,13 +10,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from dglkge.data.dataset_files import GRAPH_JOB, PARTITION_LOG, PARTITIONS, load_json
+from dglkge.data.dataset_files import PARTITION_LOG, PARTITIONS
 from dglkge.errors import JobError
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -53,19 +54,6 @@ class GraphJob:
         values = {field.name: description[field.name] for field in fields(cls) if field.name in description}
         return cls(**values, num_workers=num_workers, has_parts=has_parts)
 
-    def save(self, dataset: Path) -> None:
-        """Write the job into a data set folder that is being built."""
-        (dataset / PARTITIONS).mkdir()
-        (dataset / PARTITIONS / GRAPH_JOB).write_text(json.dumps(asdict(self)), encoding="utf-8")
-
-    @classmethod
-    def take(cls, dataset: Path) -> GraphJob:
-        """Read the job and remove its file."""
-        path = dataset / PARTITIONS / GRAPH_JOB
-        job = cls(**load_json(path))
-        path.unlink()
-        return job
-
 
 SIGNAL_POLL_SECONDS = 0.5
 """Time after which a Ctrl-C is noticed that another thread received."""
@@ -91,16 +79,23 @@ def run_build(dataset: Path, job: GraphJob) -> None:
     OSError
         If the disk is full.
     """
-    job.save(dataset)
+    (dataset / PARTITIONS).mkdir()
     log_path = dataset / PARTITIONS / PARTITION_LOG
     # By env: glibc reads these variables when a process starts, so setting them in the child is too late.
     script = str(Path(__file__).with_name("build_graph.py"))
     command = ["env", *_ZEROED_MEMORY, sys.executable, script, str(dataset), str(os.getpid())]
-    with open(log_path, "wb") as log, contextlib.ExitStack() as stack:
+    with (
+        open(log_path, "wb") as log,
+        tempfile.TemporaryFile("w+", dir=dataset) as order,
+        contextlib.ExitStack() as stack,
+    ):
+        # A file and no argument, which may have 128 KiB: there may be many types.
+        json.dump(asdict(job), order)
+        order.seek(0)
         # In a session of its own: Ctrl-C signals this process only, which then kills the child.
         with _interrupts_held():
-            output: dict[str, Any] = {"stdout": log, "stderr": subprocess.STDOUT}
-            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, **output)
+            streams: dict[str, Any] = {"stdin": order, "stdout": log, "stderr": subprocess.STDOUT}
+            child = subprocess.Popen(command, start_new_session=True, **streams)
             stack.callback(child.wait)
             stack.callback(child.kill)  # of one that has ended nothing
         status = None

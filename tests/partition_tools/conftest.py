@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from dglkge.data.dataset_files import PARTITIONS
 from dglkge.partition import dataset_writer
 from dglkge.partition.ingest import IdTriples, Reading
 from dglkge.partition.options import Options, ReadingOptions
@@ -31,9 +32,9 @@ def build_here(monkeypatch: pytest.MonkeyPatch) -> None:
     from dglkge.partition.build_graph import build_partitions
 
     def build(dataset: Path, job: GraphJob) -> None:
-        job.save(dataset)
+        (dataset / PARTITIONS).mkdir()
         with contextlib.redirect_stdout(io.StringIO()):
-            build_partitions(dataset, GraphJob.take(dataset))
+            build_partitions(dataset, job)
 
     monkeypatch.setattr(dataset_writer, "run_build", build)
 

@@ -105,11 +105,14 @@ def test_vectors_of_the_models_width_are_only_scaled(tmp_path: Path) -> None:
 
 
 def test_entities_whose_names_a_text_makes_equal_share_a_vector() -> None:
-    matches = given_vectors.Matches(["a_b", "c", "a_b"])
-    file: Any = SimpleNamespace(place=lambda number: f"f:{number}")
-    matches.add(5, "a_b", file)
-    matches.add(6, "d", file)
-    assert [part.tolist() for part in matches.matched()] == [[5, 5], [0, 2]]
+    names = {"one": ["a_b", "c", "a b"], "other": ["e", "a b"]}
+    dataset: Any = SimpleNamespace(names_of=lambda name, ids: names[name])
+    file: Any = SimpleNamespace(
+        path=Path("f"), key=lambda name: name.replace(" ", "_"), names=lambda: "d a_b".split()
+    )
+    count, matches = given_vectors.match_names(file, dataset, dict.fromkeys(names, np.zeros(0, np.int64)))
+    found = {name: [part.tolist() for part in matched] for name, matched in matches.items()}
+    assert count == 2 and found == {"one": [[1, 1], [0, 2]], "other": [[1], [1]]}
 
 
 @pytest.mark.parametrize("vectors, names, message", [

@@ -80,34 +80,6 @@ class Change(NamedTuple):
         return turned * self.factor
 
 
-class Matches:
-    """Entities of one shard by their names, changed by :meth:`VectorFile.key`, and the vectors of those."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        # Entities whose names the format makes equal have one key.
-        self._keys: dict[str, int] = {}
-        keys = (self._keys.setdefault(name, len(self._keys)) for name in names)
-        self._key_of = np.fromiter(keys, np.int64, len(names))
-        self._numbers = np.full(len(self._keys), -1, np.int64)
-
-    def add(self, number: int, name: str, file: VectorFile) -> None:
-        """Note the number of a vector with a name."""
-        key = self._keys.get(name)
-        if key is None:
-            return
-        if self._numbers[key] >= 0:
-            here, known = file.place(number), file.place(int(self._numbers[key]))
-            raise InputError(f"{here}: the name {name!r} stands at {known} already; allowed is once")
-        self._numbers[key] = number
-
-    def matched(self) -> tuple[Ids, Ids]:
-        """Return the numbers of the vectors, ascending, and the place in the shard of each."""
-        numbers = self._numbers[self._key_of]
-        places = np.flatnonzero(numbers >= 0)
-        order = places[np.argsort(numbers[places], kind="stable")]
-        return numbers[order], order
-
-
 def match_names(
     file: VectorFile, dataset: Dataset, ids: Mapping[str, Ids], has_bar: bool = False
 ) -> tuple[int, dict[str, tuple[Ids, Ids]]]:
@@ -116,14 +88,27 @@ def match_names(
     Returns the number of vectors and, by type, the numbers of those that entities have, ascending, and the
     place of each among the ids.
     """
-    matches = {name: Matches(list(map(file.key, dataset.names_of(name, ids[name])))) for name in ids}
+    # Entities whose names the format makes equal have one key.
+    keys = {name: list(map(file.key, dataset.names_of(name, ids[name]))) for name in ids}
+    number_of = dict.fromkeys(itertools.chain(*keys.values()), -1)
     count = 0
     names = tqdm(file.names(), desc=f"names of {file.path.name}", unit="row", disable=not has_bar)
     for count, name in enumerate(names, 1):
         key = file.key(name)
-        for shard_matches in matches.values():
-            shard_matches.add(count - 1, key, file)
-    return count, {name: shard_matches.matched() for name, shard_matches in matches.items()}
+        known = number_of.get(key)
+        if known is None:
+            continue
+        if known >= 0:
+            here, there = file.place(count - 1), file.place(known)
+            raise InputError(f"{here}: the name {key!r} stands at {there} already; allowed is once")
+        number_of[key] = count - 1
+    matches = {}
+    for name, keys_of_type in keys.items():
+        numbers = np.array([number_of[key] for key in keys_of_type], np.int64)
+        places = np.flatnonzero(numbers >= 0)
+        order = places[np.argsort(numbers[places], kind="stable")]
+        matches[name] = numbers[order], order
+    return count, matches
 
 
 def nothing_matches(file: VectorFile, dataset: Dataset, entity_types: Sequence[str]) -> InputError:
