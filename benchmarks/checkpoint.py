@@ -21,8 +21,9 @@ from pathlib import Path
 
 import torch
 
-from dglkge.checkpoint import CheckpointManager, CheckpointMeta
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, LATEST_LINK, Progress
+from dglkge.checkpoint.manager import CheckpointManager
+from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.typing import RELATION, Relation, TablePart
 
 BLOCK_BYTES = 64 << 20

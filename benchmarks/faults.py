@@ -42,8 +42,8 @@ from tqdm import tqdm
 
 from cluster_hosts import cluster_hosts, what_is_missing
 from cluster_jobs import make_dataset
-from dglkge.checkpoint import open_checkpoint
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, STATS_FILE, VERSION_FILE
+from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.data.dataset import Dataset
 from dglkge.errors import CheckpointError
 from fault_sites import BATCH_SIZE, EmptyMachine, OneMachine, Site, TwoDisks, TwoHosts

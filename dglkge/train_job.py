@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
-from dglkge.cli.train import NEXT, SCRIPT, empty_split, ip_config, is_small
+from dglkge.cli.train import ALONE, NEXT, SCRIPT, empty_split, is_small
 from dglkge.config import Config, load_config
 from dglkge.data.dataset_files import DESCRIPTION
 from dglkge.data.text_format import bare_path
@@ -154,10 +154,9 @@ def train(
         _run_job([sys.executable, *script], folder, is_shown)
     else:
         _say(f"logs: {folder / LOGS}", is_shown)
-        with ip_config(None) as machines:
-            launcher = ["-m", "dglkge.cli.launch", "--ip_config", machines, "--log_dir", str(folder / LOGS)]
-            launcher += [] if workers is None else ["--num_trainers", str(workers)]
-            _run_job([sys.executable, *launcher, *script], folder, is_shown)
+        launcher = ["-m", "dglkge.cli.launch", *ALONE, "--log_dir", str(folder / LOGS)]
+        launcher += [] if workers is None else ["--num_trainers", str(workers)]
+        _run_job([sys.executable, *launcher, *script], folder, is_shown)
     _say(NEXT.format(folder), is_shown)
     calls = 'run.predict_tails(head, relation); run.evaluate("test"); run.similar(entity)'
     _say(f"next, in Python: {calls}", is_shown)

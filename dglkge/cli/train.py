@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import math
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,9 @@ from dglkge.errors import InputError
 
 SCRIPT = "dglkge.cli.training_script"
 """The module that servers and trainers run."""
+
+ALONE = ("--node_rank", "0", "--nodes", "1")
+"""Options of the launcher for a job on this machine, without SSH; it chooses the ports."""
 
 NEXT = "next: dglkge predict {0} --head NAME --relation NAME; dglkge serve {0}; dglkge report {0}"
 """What to do after a training, given the run's folder."""
@@ -91,8 +91,8 @@ def train(args: argparse.Namespace) -> int:
 
         status = training_script.main(script)
     else:
-        with ip_config(args.ip_config) as machines:
-            status = launch.main(["--ip_config", machines, *words, "-m", SCRIPT, *script])
+        machines = ALONE if args.ip_config is None else ("--ip_config", args.ip_config)
+        status = launch.main([*machines, *words, "-m", SCRIPT, *script])
     if status == 0:
         _say(args, NEXT.format(config.output))
     return status
@@ -138,18 +138,6 @@ def empty_split(config: Config, dataset: Path) -> str | None:
 def _description(dataset: Path) -> dict[str, Any]:
     """Return the description of a data set; empty if it is on other machines only."""
     return read_description(dataset) if (dataset / DESCRIPTION).is_file() else {}
-
-
-@contextlib.contextmanager
-def ip_config(path: str | None) -> Iterator[str]:
-    """Return the path, or that of a temporary file that names this machine; the launcher chooses ports."""
-    if path is not None:
-        yield path
-        return
-    with tempfile.TemporaryDirectory(prefix="dglkge-train-") as folder:
-        file = Path(folder) / "ip_config.txt"
-        file.write_text("127.0.0.1\n", encoding="utf-8")  # without SSH
-        yield str(file)
 
 
 @command(

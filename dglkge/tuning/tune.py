@@ -64,9 +64,7 @@ def train(config: Config, folder: Path, num_trainers: int, split: str) -> Outcom
     write_config(config, path)
     command = [sys.executable]
     if num_trainers > 0:
-        machines = folder / "ip_config.txt"
-        machines.write_text("127.0.0.1\n", encoding="utf-8")
-        command += ["-m", "dglkge.cli.launch", "--ip_config", str(machines)]
+        command += ["-m", "dglkge.cli.launch", "--node_rank", "0", "--nodes", "1"]
         command += ["--num_trainers", str(num_trainers), "--log_dir", str(folder / "logs")]
     command += ["-m", "dglkge.cli.training_script", "--config", str(path)]
     start = time.monotonic()

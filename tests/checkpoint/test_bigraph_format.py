@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge.checkpoint import hdf5_format, open_checkpoint, part_files
+from dglkge.checkpoint import hdf5_format, part_files
 from dglkge.checkpoint.conversion import convert_to_run
+from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.data.dataset import Dataset
 from dglkge.errors import CheckpointError
 from dglkge.formats import relation_parameters

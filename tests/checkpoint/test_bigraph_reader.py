@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge.checkpoint import conversion, open_checkpoint
+from dglkge.checkpoint import conversion
 from dglkge.checkpoint.conversion import convert_to_run, copy_for_bigraph
 from dglkge.checkpoint.part_files import read_state
+from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.data.vocabulary import Vocabulary

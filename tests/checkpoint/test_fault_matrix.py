@@ -14,9 +14,10 @@ from unittest import mock
 
 import pytest
 
-from dglkge.checkpoint import CheckpointManager, TrainerGroup, open_checkpoint, part_files
+from dglkge.checkpoint import part_files
 from dglkge.checkpoint import storage as storage_module
-from dglkge.checkpoint.manager import fall_back
+from dglkge.checkpoint.manager import CheckpointManager, TrainerGroup, fall_back
+from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.cli.main import main
 from dglkge.errors import CheckpointError, StorageError

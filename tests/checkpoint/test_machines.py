@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from dglkge.checkpoint import CheckpointManager, TrainerGroup, open_checkpoint
 from dglkge.checkpoint import manager as managers
 from dglkge.checkpoint.layout import BEST
+from dglkge.checkpoint.manager import CheckpointManager, TrainerGroup
 from dglkge.checkpoint.manifest import check_same_run
 from dglkge.checkpoint.mirror import Mirror
+from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.checkpoint.stores import FileStore, open_store
 from dglkge.distributed.lease import LeaseTaker, new_nonce

@@ -16,11 +16,12 @@ from unittest import mock
 import pytest
 import torch
 
-from dglkge.checkpoint import CheckpointManager, open_checkpoint
 from dglkge.checkpoint import mirror as mirror_module
 from dglkge.checkpoint.layout import LOCK_FILE
+from dglkge.checkpoint.manager import CheckpointManager
 from dglkge.checkpoint.manifest import check_same_run
 from dglkge.checkpoint.mirror import Mirror, local_path
+from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.checkpoint.stores import STORES, FileStore, PatientStore, is_url, open_store
 from dglkge.cli.main import main

@@ -12,10 +12,10 @@ import h5py
 import pytest
 import torch
 
-from dglkge.checkpoint import CheckpointManager, open_checkpoint
 from dglkge.checkpoint import storage as storage_module
-from dglkge.checkpoint.manager import fall_back
+from dglkge.checkpoint.manager import CheckpointManager, fall_back
 from dglkge.checkpoint.manifest import FileEntry, Manifest
+from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.errors import CheckpointError, InputError
 from dglkge.inference.run import open_run

@@ -16,7 +16,9 @@ import h5py
 import pytest
 import torch
 
-from dglkge.checkpoint import CheckpointManager, TrainerGroup, hdf5_format, open_checkpoint, part_files
+from dglkge.checkpoint import hdf5_format, part_files
+from dglkge.checkpoint.manager import CheckpointManager, TrainerGroup
+from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import CheckpointError, JobError, StorageError
 from dglkge.typing import RELATION, TablePart
@@ -250,7 +252,8 @@ def test_rows_may_change_while_they_are_written(tmp_path, manager, held):
 AT_EXIT = """
 import sys, time
 from pathlib import Path
-from dglkge.checkpoint import CheckpointManager, part_files
+from dglkge.checkpoint import part_files
+from dglkge.checkpoint.manager import CheckpointManager
 from tests.checkpoint.test_round_trip import start
 
 def wait_and_fill(*arguments, real=part_files.fill_rows):

@@ -12,7 +12,8 @@ from unittest import mock
 
 import pytest
 
-from dglkge.checkpoint import layout, open_checkpoint
+from dglkge.checkpoint import layout
+from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.distributed.lease import LEASE_FILE, Holder, Lease, LeaseTaker, new_nonce
 from dglkge.errors import CheckpointError, StorageError

@@ -12,7 +12,9 @@ from pathlib import Path
 import h5py
 import torch
 
-from dglkge.checkpoint import CheckpointManager, CheckpointMeta, open_checkpoint
+from dglkge.checkpoint.manager import CheckpointManager
+from dglkge.checkpoint.manifest import CheckpointMeta
+from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.evaluation.calibration import Calibration, Platt
 from dglkge.model.functions.bigraph_operators import OPERATORS

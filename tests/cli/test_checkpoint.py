@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dglkge.checkpoint import open_checkpoint
+from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.typing import RELATION
 from tests.checkpoint.toy_checkpoint import flip
 

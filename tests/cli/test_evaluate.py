@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 
 import dglkge
-from dglkge.checkpoint import open_checkpoint
 from dglkge.checkpoint.layout import RUN_CALIBRATION_FILE
+from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.data.dataset import Dataset
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError

@@ -14,7 +14,7 @@ import pytest
 
 from cluster_hosts import ClusterHost
 from cluster_jobs import LAUNCHER_LOG, REPOSITORY, environment, launch
-from dglkge.checkpoint import open_checkpoint
+from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.partition.make_dataset import partition_triples
 from dglkge.partition.options import Options
 from tests.cluster.conftest import finish, sets

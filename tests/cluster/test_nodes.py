@@ -16,7 +16,7 @@ import torch
 from cluster_faults import ALLOWED_SECONDS, seconds_until, training_command, wait_until_trained
 from cluster_hosts import ClusterHost
 from cluster_jobs import SECRET, environment, job_process, launch, launch_node, launcher_process, node_log
-from dglkge.checkpoint import open_checkpoint
+from dglkge.checkpoint.reader import open_checkpoint
 from tests.cluster.conftest import end_all, finish, sets
 from tests.toy_kg import toy_dataset
 

@@ -16,7 +16,7 @@ import torch
 from cluster_faults import ALLOWED_SECONDS, seconds_until, wait_until_trained
 from cluster_hosts import ClusterHost
 from cluster_jobs import LAUNCHER_LOG, launch, launcher_process
-from dglkge.checkpoint import open_checkpoint
+from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.data.dataset import Dataset
 from fault_sites import BATCH_SIZE, TwoDisks
 from faults import LIMIT_SECONDS, run_trials

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from dglkge.checkpoint import open_checkpoint
+from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.data.dataset import Dataset
 from fault_sites import BATCH_SIZE, OneMachine
 from faults import LIMIT_SECONDS, finish_and_compare, run_damages, run_trials, small_disk

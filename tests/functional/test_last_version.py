@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dglkge.checkpoint import open_checkpoint
+from dglkge.checkpoint.reader import open_checkpoint
 from tests import warm
 from tests.functional import job as commands
 from tests.functional.results import assert_near, records, tables

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dglkge.checkpoint import open_checkpoint
+from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.data.dataset import Dataset
 from dglkge.partition.extend import extend_dataset
 from dglkge.training.statistics.passes import USAGE

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dglkge import open_run
-from dglkge.checkpoint import open_checkpoint
+from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
 from tests.functional import job as commands

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from dglkge.checkpoint import open_checkpoint
+from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
 from dglkge.inference.run import open_run

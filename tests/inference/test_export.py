@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from dglkge.checkpoint import open_checkpoint
+from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import InputError, StorageError
 from dglkge.inference.exports import export, import_tables

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
-from dglkge.checkpoint import open_checkpoint
+from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
 from dglkge.inference import fold_in, fold_in_loss

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge.checkpoint import open_checkpoint
+from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.errors import InputError
 from dglkge.evaluation.queries import score_triples
 from dglkge.inference.exports.torch_models import GEOMETRIC, PYKEEN

@@ -295,7 +295,7 @@ def test_refusals(tmp_path):
 
 def test_command_and_training_of_touched_rows(tmp_path, capsys):
     """The script, then a run from an old one: rows that the new triples lack stay bit by bit."""
-    from dglkge.checkpoint import open_checkpoint
+    from dglkge.checkpoint.reader import open_checkpoint
     from tests.functional.job import train_alone
 
     old = toy_dataset()

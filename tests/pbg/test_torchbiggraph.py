@@ -13,7 +13,8 @@ import h5py
 import numpy as np
 import pytest
 
-from dglkge.checkpoint import hdf5_format, layout, open_checkpoint, part_files
+from dglkge.checkpoint import hdf5_format, layout, part_files
+from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.data.dataset import Dataset
 from dglkge.formats.bigraph_files import PassCount
 from dglkge.model.score_functions import SCORE_FUNCTIONS

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from dglkge.checkpoint import open_checkpoint
+from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.config import load_config
 from dglkge.config.schema import EarlyStoppingConfig
 from dglkge.errors import CheckpointError, InputError

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import dglkge
-from dglkge.checkpoint import open_checkpoint
 from dglkge.checkpoint.conversion import convert_to_run
+from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.config import load_config
 from dglkge.config.schema import DenseConfig
 from dglkge.data.dataset import Dataset

@@ -16,8 +16,8 @@ import torch
 from torch.nn.functional import gelu
 
 import dglkge
-from dglkge.checkpoint import open_checkpoint
 from dglkge.checkpoint.conversion import convert_to_run
+from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import read_dataset_size

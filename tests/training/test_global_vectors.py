@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge.checkpoint import hdf5_format, open_checkpoint
+from dglkge.checkpoint import hdf5_format
+from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.config import load_config
 from dglkge.step.row_transforms import GlobalVectors
 from dglkge.step.train_step import TrainStep

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import dglkge
-from dglkge.checkpoint import open_checkpoint
+from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import read_dataset_size

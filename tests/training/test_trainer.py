@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from dglkge.checkpoint import open_checkpoint
 from dglkge.checkpoint import part_files as row_stream
+from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.config import load_config
 from dglkge.distributed.preemption import Preempted
 from dglkge.distributed.runtime import Cluster

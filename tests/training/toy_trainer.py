@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge.checkpoint import CheckpointManager, TrainerGroup
+from dglkge.checkpoint.manager import CheckpointManager, TrainerGroup
 from dglkge.checkpoint.mirror import Mirror
 from dglkge.config import load_config
 from dglkge.data.partition_layout import EdgeTable
