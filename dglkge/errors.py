@@ -104,6 +104,15 @@ def write_error(action: str, error: OSError) -> DglkgeError:
     return CheckpointError(text) if error.errno in USERS_TO_MEND else StorageError(text)
 
 
+@contextlib.contextmanager
+def write_errors(action: str) -> Iterator[None]:
+    """Raise a failure of the operating system in the block as :func:`write_error`."""
+    try:
+        yield
+    except OSError as error:
+        raise write_error(action, error) from error
+
+
 def exit_status_of(error: BaseException) -> int:
     """Return the exit status of a process that ends with an exception.
 

@@ -206,7 +206,8 @@ class CheckpointManager:
         if self.group.gather("" if self._mirror is None else "store")[0]:
             return
         # Every version that lies there is read, and then again the one that is gone back to.
-        num_bytes = 2 * max(map(int, self.group.gather(str(self.storage.num_bytes()))))
+        sizes = (path.stat().st_size for path in self.storage.path.glob("v*/*"))
+        num_bytes = 2 * max(map(int, self.group.gather(str(sum(sizes)))))
 
         def mend() -> None:
             # Rank 0 alone works on a shared folder. All others wait in the barrier, then receive its error.
@@ -367,7 +368,7 @@ class CheckpointManager:
         # A NaN never becomes the best: no later score would be above it.
         if math.isnan(score) or (best is not None and not score > best):
             return False
-        newest = self.storage.stored(self.storage.published_version())
+        newest = self.storage.stored(self.storage.named_version())
         self.storage.keep(newest, layout.BEST, {"score": score, **note})
         if self._mirror is not None:
             with contextlib.suppress(StorageError):  # which is logged; the next commit uploads it

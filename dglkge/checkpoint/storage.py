@@ -251,22 +251,6 @@ class CheckpointStorage(LeasedFolder, VersionStore):
         place = self.path / folder
         return sorted(os.listdir(place)) if place.is_dir() else []
 
-    def published_version(self) -> int:
-        """Return the published version; 0 if the folder holds no checkpoint.
-
-        CheckpointError if there are versions without a readable version file, or a whole version that cannot
-        have been left by an interrupted save of the next one.
-        """
-        try:
-            version = self.named_version()
-            # Version + 1 is allowed: an interrupted save may have completed its files without publishing it.
-            if max(self.versions(), default=0) > version + 1 and (self.newest_good() or 0) > version + 1:
-                text = f"reads '{version}', but a newer version lies beside it"
-                raise CheckpointError(f"{self.path / layout.VERSION_FILE} {text}")
-            return version
-        except CheckpointError as error:
-            raise CheckpointError(f"{error}; {self._advice()}") from None
-
     def named_version(self) -> int:
         """Return the version that the version file names, without a look at its files; 0 if there is none.
 
@@ -294,13 +278,19 @@ class CheckpointStorage(LeasedFolder, VersionStore):
     def published(self, texts: bool = True) -> Manifest | None:
         """Return the published version, once the sizes of its files are checked; of texts, if wanted.
 
-        CheckpointError if anything is missing or damaged; it names the file and the newest good version.
+        CheckpointError if anything is missing or damaged; it names the file and the newest good version. Also
+        if there is a whole version that cannot have been left by an interrupted save of the next one.
         """
-        version = self.published_version()
+        version = 0
         try:
+            version = self.named_version()
+            # Version + 1 is allowed: an interrupted save may have completed its files without publishing it.
+            if max(self.versions(), default=0) > version + 1 and (self.newest_good() or 0) > version + 1:
+                text = f"reads '{version}', but a newer version lies beside it"
+                raise CheckpointError(f"{self.path / layout.VERSION_FILE} {text}")
             return self.checked(version, texts) if version else None
         except CheckpointError as error:
-            if self.version_text() != str(version):
+            if version and self.version_text() != str(version):
                 raise  # a newer version was published during the check
             raise CheckpointError(f"{error}; {self._advice()}") from None
 
@@ -366,14 +356,6 @@ class CheckpointStorage(LeasedFolder, VersionStore):
         with self.writing():
             folder.mkdir()
         return folder
-
-    def num_bytes(self) -> int:
-        """Return the size of the files of all versions."""
-        total = 0
-        for version in self.versions():
-            with contextlib.suppress(FileNotFoundError):  # renamed or removed meanwhile
-                total += sum(path.stat().st_size for path in self.folder(version).path.iterdir())
-        return total
 
     def checked(self, version: int, texts: bool = True) -> Manifest:
         """Read a version and check the sizes of its files, with or without its texts."""

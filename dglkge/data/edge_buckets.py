@@ -24,7 +24,7 @@ from dglkge.data import dataset_files
 from dglkge.data.partition_layout import EdgeTable, PartitionLayout, Rows, load_array, load_edges
 from dglkge.data.range_walk import range_bounds, ranges_of
 from dglkge.data.sorted_arrays import place_by_group
-from dglkge.errors import InputError, write_error
+from dglkge.errors import InputError, write_errors
 from dglkge.typing import Ids
 
 TRIPLES_A_BLOCK = 1 << 20
@@ -112,7 +112,7 @@ class BucketFiles:
         made_of, edges = self._made_of(), self.layout.edge_table(self.part)
         home = self.layout.part_path(self.part)
         folder = self._folder(home if os.access(home, os.W_OK) else self.spare)
-        try:
+        with write_errors(f"cannot write the buckets of part {self.part} to {folder}"):
             folder.parent.mkdir(parents=True, exist_ok=True)
             # What another process has mapped may stay on a network disk for a while.
             with tempfile.TemporaryDirectory(
@@ -123,8 +123,6 @@ class BucketFiles:
                 self._write(made, edges, pair_of_relation)
                 (made / dataset_files.BUCKETS_OF).write_text(json.dumps(made_of) + "\n", encoding="utf-8")
                 _publish(made, folder)
-        except OSError as error:
-            raise write_error(f"cannot write the buckets of part {self.part} to {folder}", error) from error
         return self.open()
 
     def open(self) -> EdgeBuckets:

@@ -18,7 +18,7 @@ import numpy as np
 from dglkge.data.dataset_files import replacing
 from dglkge.data.text_format import bare_path, is_number, numbered_lines
 from dglkge.data.vocabulary import Vocabulary
-from dglkge.errors import InputError, import_extra, os_errors, unknown_name, write_error
+from dglkge.errors import InputError, import_extra, os_errors, unknown_name, write_errors
 from dglkge.registry import deferred
 from dglkge.typing import Doubles, Ids
 
@@ -431,12 +431,10 @@ def write_parquet(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
+    with write_errors(f"cannot write {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             pq.write_table(pa.table(dict(columns), metadata=metadata), file)
-    except OSError as error:
-        raise write_error(f"cannot write {path}", error) from None
 
 
 def write_vectors(

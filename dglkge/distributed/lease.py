@@ -30,7 +30,7 @@ from pathlib import Path
 
 from dglkge.checkpoint.layout import LEASE_FILE
 from dglkge.distributed.jobs import process_start
-from dglkge.errors import CheckpointError, NotReadyError, StorageError, write_error
+from dglkge.errors import CheckpointError, NotReadyError, StorageError, write_errors
 
 logger = logging.getLogger(__name__)
 
@@ -256,11 +256,9 @@ class LeaseTaker:
         """
         deadline = time.monotonic() + seconds
         while True:
-            try:
+            with write_errors(f"cannot write to {self.folder}"):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 lease = self._try()
-            except OSError as error:
-                raise write_error(f"cannot write to {self.folder}", error) from error
             if lease is not None or time.monotonic() >= deadline:
                 return lease
             time.sleep(POLL_SECONDS)

@@ -12,7 +12,7 @@ from typing import Any
 
 from dglkge.checkpoint import layout
 from dglkge.distributed.lease import Lease
-from dglkge.errors import write_error
+from dglkge.errors import write_errors
 
 
 def sync(path: Path) -> None:
@@ -68,10 +68,8 @@ class LeasedFolder:
         """Check the lease; raise failures of the disk in the block as CheckpointError or StorageError."""
         if self.lease is not None:
             self.lease.check()
-        try:
+        with write_errors(f"cannot write to {self.path}"):
             yield
-        except OSError as error:
-            raise write_error(f"cannot write to {self.path}", error) from error
 
     @contextlib.contextmanager
     def new_file(self, name: str) -> Iterator[Path]:
@@ -83,10 +81,9 @@ class LeasedFolder:
         target = self.path / name
         temporary = target.with_name(layout.temporary_file(target.name, self.nonce))
         try:
-            yield temporary
-            put_in_place(temporary, target, self.lease)
-        except OSError as error:
-            raise write_error(f"cannot write {target}", error) from error
+            with write_errors(f"cannot write {target}"):
+                yield temporary
+                put_in_place(temporary, target, self.lease)
         finally:
             # Gone after the rename. On a read-only disk this fails too; the first error is the one to report.
             with contextlib.suppress(OSError):

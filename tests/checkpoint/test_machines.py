@@ -107,7 +107,7 @@ def resume(manager: CheckpointManager) -> str:
     if manager.latest() is None:
         return "starts anew"
     agree(manager.group.gather, lambda: manager.restore([blank_part(0, 1)]))
-    return f"resumed from {manager.storage.published_version()}"
+    return f"resumed from {manager.storage.named_version()}"
 
 
 def other_content(disk: Path) -> None:

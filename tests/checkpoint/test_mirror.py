@@ -112,7 +112,7 @@ def test_a_fresh_machine_goes_on_from_the_url(tmp_path, run, any_url):
     assert (tmp_path / "b" / "config.json").read_text() == "{}"
     # It is a whole run: the next version is saved on top of it, and published at the URL.
     newer = commit(tmp_path / "b", other, 1)
-    assert CheckpointStorage(tmp_path / "b" / "checkpoint").published_version() == 3
+    assert CheckpointStorage(tmp_path / "b" / "checkpoint").named_version() == 3
     assert same(rows_of(local_path(any_url)), newer)
     assert {name.split("/")[1] for name in names_at(any_url) if "/v" in name} == {"v1", "v3"}
 

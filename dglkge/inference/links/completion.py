@@ -22,7 +22,7 @@ import torch
 
 from dglkge.data.dataset_files import SPLITS, replacing
 from dglkge.data.known_triples import KnownTriples
-from dglkge.errors import InputError, require_known, write_error
+from dglkge.errors import InputError, require_known, write_errors
 from dglkge.evaluation.calibration import Calibration, Curve
 from dglkge.evaluation.queries import full_float32_matmuls
 from dglkge.inference.choices import ALL, FAISS, SEARCHES, SEEN
@@ -311,7 +311,7 @@ def _search(completion: Completion, folder: Path, progress: Progress | None = No
     identity = json.loads(json.dumps(completion.identity()))
     plan, stop, progress = folder / PLAN_FILE, threading.Event(), progress or (lambda _count: None)
     threads, units = torch.get_num_threads(), completion.units()
-    try:
+    with write_errors(f"cannot write {folder}"):
         if plan.exists() and json.loads(plan.read_text()) != identity:
             raise InputError(f"{folder} has parts of another completion; remove it, or choose another output")
         with full_float32_matmuls():
@@ -334,8 +334,6 @@ def _search(completion: Completion, folder: Path, progress: Progress | None = No
                 stop.set()
                 pool.shutdown(cancel_futures=True)
                 torch.set_num_threads(threads)
-    except OSError as error:
-        raise write_error(f"cannot write {folder}", error) from None
     return sorted(folder.glob("*/*.links"))
 
 
@@ -456,7 +454,7 @@ def write_completion(
     files = _search(completion, folder, progress)
     num_links, num_held_out, hits = 0, completion.num_held_out(), [np.empty(0, np.int64)]
     temporary = folder / "sorted.parquet"
-    try:
+    with write_errors(f"cannot write {path}"):
         with pq.ParquetWriter(temporary, as_table(completion, np.empty(0, LINK)).schema) as writer:
             for links in _merged(files):
                 table = as_table(completion, links)
@@ -465,8 +463,6 @@ def write_completion(
                     hits.append(np.flatnonzero(table["held_out"].to_numpy()) + num_links + 1)
                 num_links += len(links)
         os.replace(temporary, path)
-    except OSError as error:
-        raise write_error(f"cannot write {path}", error) from None
     shutil.rmtree(folder)
     pairs = sum(len(completion.head_ids(id_)) * completion.num_tails(id_) for id_ in completion.relation_ids)
     least = min(filter(np.isfinite, completion.least_scores), default=None)

@@ -135,7 +135,7 @@ class SyncedSite(RemoteSite):
             self.repair(storage, config)
         storage.published()
         if storage.path.is_dir():
-            storage.drop_unpublished(storage.published_version())
+            storage.drop_unpublished(storage.named_version())
         LeasedFolder(output, self._lease).drop_temporaries()
         folder = RunFolder(output, self._lease)
         for session in self._sessions.values():
