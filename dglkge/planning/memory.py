@@ -105,7 +105,7 @@ FSDP_BYTES = 44 * MIB
 """Memory that a trainer takes to import FSDP2 (torch 2.13)."""
 
 DENSE_BLOCK_NUMBERS = 1 << 20
-"""Numbers of gradients that are sent to each trainer at a time then (``objectives/dense_shards.py``)."""
+"""Numbers of gradients that are sent to each trainer at a time then (``dense_shards.py``)."""
 AUTOCAST_BYTES = 4
 """Bytes of a dense parameter under autocast beside these: its copy of 16 bits and the gradient of that."""
 

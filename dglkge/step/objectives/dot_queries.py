@@ -59,7 +59,7 @@ class EdgePenalty:
     """Adds the gradients of the queries' penalties to those of the rows of edges.
 
     ``n3`` is the weight of N3 in the loop that writes the gradients (``kernels.dot.write_gradients``), where
-    the regularizer is just that; :meth:`add` then adds nothing. The loops compute both sides.
+    the regularizer is just that; the methods then add nothing. The loops compute both sides.
     """
 
     model: KgeModel
@@ -75,22 +75,25 @@ class EdgePenalty:
         if weights is not None and weights.power == 3 and weights.entity == 2 * weights.relation:
             self.n3, self.regularizer = np.float32(weights.relation), None
 
-    def add(self, queries: QueryRuns, rows: Rows, factors: Floats, *edges: Addresses) -> float:
-        """Add the gradients, each edge's times its factor (B,); returns the summed penalty.
+    def add(self, rows: Addresses, factors: Floats, gradients: Addresses) -> float:
+        """Add the gradients of some edges (b,), each times its factor; returns the summed penalty.
 
-        ``edges`` are the addresses of the rows, and those of their gradients.
+        It is 0 if the regularizer has no loop.
         """
-        if self.regularizer is None:
+        if self.regularizer is None or self._weights is None:
             return 0.0
-        if self._weights is None:
-            return sum(
-                self._by_autograd(self.regularizer, group, rows, factors[run])
-                for group, run in zip(queries.groups, queries.edges())
-            )
-        addresses, gradients = edges
         power, *weights = self._weights
         options = (self._operator, self.model.dim, factors, power, tuple(map(np.float32, weights)))
-        return dot.add_penalties(addresses, *options, gradients)
+        return dot.add_penalties(rows, *options, gradients)
+
+    def add_without_loop(self, queries: QueryRuns, rows: Rows, factors: Floats) -> float:
+        """Add the gradients of all edges (B,), if the regularizer has no loop; returns the summed penalty."""
+        if self.regularizer is None or self._weights is not None:
+            return 0.0
+        return sum(
+            self._by_autograd(self.regularizer, group, rows, factors[run])
+            for group, run in zip(queries.groups, queries.edges())
+        )
 
     def _by_autograd(self, regularizer: Regularizer, group: Group, rows: Rows, factors: Floats) -> float:
         """Add the gradients of a regularizer that has no loop."""
@@ -158,13 +161,11 @@ class CompiledQueries:
         def write(part: slice) -> float:
             rows, places = _parts(self._addresses, part), _parts(self._places, part)
             gradients, n3 = _parts(self._gradients, part), self._penalty.n3
-            return dot.write_gradients(
-                rows, self._operator, places, operand, shares, factors[part], n3, gradients
-            )
+            options = (rows, self._operator, places, operand, shares, factors[part], n3, gradients)
+            return dot.write_gradients(*options) + self._penalty.add(rows, factors[part], gradients)
 
         penalty = float(sum(workspace.split(len(factors), self._width, write)))
-        edges = self._addresses, self._gradients
-        return penalty + self._penalty.add(self._queries, self._rows, factors, *edges)
+        return penalty + self._penalty.add_without_loop(self._queries, self._rows, factors)
 
 
 class DifferentiatedQueries:
