@@ -345,7 +345,7 @@ def read_dataset_size(dataset: str | Path) -> DatasetSize:
         )
         return DatasetSize(parts, {name: int(count) for name, count in description[Field.SPLITS].items()})
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise _foreign(Path(dataset), error) from error
+        raise InputError(f"{dataset} is no dataset folder of this dglkge: {error!r}") from error
 
 
 @contextlib.contextmanager
@@ -407,17 +407,10 @@ def check_partition(path: Path, part_id: int | None, num_machines: int) -> str:
 def locate_partitions(dataset: str | Path) -> tuple[dict[str, Any], Path]:
     """Return the content of ``dataset.json`` and the path of DGL's description of the partitions."""
     folder = Path(dataset)
-    description = load_json(folder / DESCRIPTION)
-    graph_name = description.get(Field.GRAPH_NAME)
-    if not isinstance(graph_name, str):
-        raise _foreign(folder, KeyError(Field.GRAPH_NAME))
-    return description, graph_config_path(folder / PARTITIONS, graph_name)
+    description = read_description(folder)
+    return description, graph_config_path(folder / PARTITIONS, description[Field.GRAPH_NAME])
 
 
 def _lengths(ranges: Iterable[tuple[int, int]]) -> list[int]:
     """Return the number of nodes or edges of each partition."""
     return [end - start for start, end in ranges]
-
-
-def _foreign(folder: Path, error: Exception) -> InputError:
-    return InputError(f"{folder} is no dataset folder of this dglkge: {error!r}")

@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 
 from dglkge.config import load_config
-from dglkge.data.dataset_files import PartSize, check_partition, read_dataset_size
+from dglkge.data.dataset_files import (
+    FORMAT_VERSION,
+    SPLITS,
+    Field,
+    PartSize,
+    check_partition,
+    read_dataset_size,
+)
 from dglkge.errors import InputError
 from dglkge.launch.arguments import machine_needs, partition_file, script_config
 from dglkge.launch.process_plan import Places
@@ -38,7 +45,11 @@ def here(tmp_path: Path) -> Path:
     for name in (*names, *(f"data/{name}" for name in DATASET)):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
-    (folder / "data" / "dataset.json").write_text('{"graph_name": "kg"}')
+    texts = dict.fromkeys((Field.NAME, Field.FINGERPRINT, Field.PART_METHOD), "")
+    sizes = {Field.ENTITY_TYPES: {}, Field.SPLITS: dict.fromkeys(SPLITS, 0), Field.EDGE_TYPES: []}
+    numbers = {Field.FORMAT_VERSION: FORMAT_VERSION, Field.NUM_RELATIONS: 0, Field.NUM_PARTS: 11}
+    description = {**texts, **sizes, **numbers, Field.GRAPH_NAME: "kg", Field.HAS_WEIGHTS: False}
+    (folder / "data" / "dataset.json").write_text(json.dumps(description))
     return folder
 
 
