@@ -102,7 +102,11 @@ def test_a_fresh_machine_goes_on_from_the_url(tmp_path, run, any_url):
     storage.keep(storage.stored(1), "best", {"score": 0.5})
     second = commit(run, None, 2)
     started(run, any_url)
-    assert same(rows_of(f"{any_url}/checkpoint/best"), first)
+    for at_url in (f"{any_url}/checkpoint/best", f"{any_url}/checkpoint/v1"):
+        assert same(rows_of(at_url), first)
+    assert same(open_checkpoint(any_url, version=1)["person"][:], first)
+    with pytest.raises(CheckpointError, match=r"v7/manifest.json is missing"):
+        open_checkpoint(any_url, version=7)
     with pytest.raises(CheckpointError, match="has no kept version 'epoch_7'"):
         open_checkpoint(f"{any_url}/checkpoint/epoch_7")
     other = started(tmp_path / "b", any_url)

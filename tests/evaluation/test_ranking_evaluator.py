@@ -311,6 +311,8 @@ def test_given_candidates_that_do_not_go_with_the_rest():
             world.evaluate(protocol, **more)
     with pytest.raises(InputError, match="a given candidate is 99; allowed is 0 to"):
         world.evaluate(GIVEN, candidates=candidates + 99)
+    with pytest.raises(InputError, match="a given candidate is -1; allowed is 0 to"):
+        world.evaluate(GIVEN, candidates=candidates - 1)
 
 
 def sum_over_processes(array):

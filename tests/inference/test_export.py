@@ -77,11 +77,11 @@ def test_a_failure_leaves_no_file(toy, tmp_path, monkeypatch):
         written(table, file)
 
     monkeypatch.setitem(export.FORMATS, "tsv", (export_files.each_table(".tsv", full_at_the_film), ""))
-    with pytest.raises(StorageError, match="cannot write to .*out: No space left on device"):
+    with pytest.raises(StorageError, match="^cannot write to .*out: No space left on device"):
         export_tables(checkpoint, ["person", "film"], "tsv", tmp_path / "out", overwrite=True)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["person.tsv"]
     (tmp_path / "out" / ".person.tsv.tmp").write_text("what no export can remove")
-    with pytest.raises(StorageError, match=r"cannot make .*out/\.person\.tsv\.tmp: File exists"):
+    with pytest.raises(StorageError, match=r"^cannot make .*out/\.person\.tsv\.tmp: File exists"):
         export_tables(checkpoint, ["person"], "tsv", tmp_path / "out", overwrite=True)
     assert (tmp_path / "out/person.tsv").read_bytes() == before
 

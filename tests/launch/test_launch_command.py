@@ -201,6 +201,7 @@ def test_dry_run_starts_and_writes_nothing(tmp_path, ip_config, capsys):
     ("arguments", "message"),
     [
         (["absent.py"], "there is no script 'absent.py' in "),
+        (["train.py " + 60 * "--set a=b "], "is no script: give the script and its arguments as separate"),
         (["python3", "train.py"], "'python3' is no script: give the script and its arguments as separate"),
         (["python3 train.py --x"], "without 'python' and without quotes around them all; "),
         (["--ip_config", "mixed.txt", "train.py"], "the others cannot reach a loopback address"),

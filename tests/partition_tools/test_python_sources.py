@@ -174,6 +174,7 @@ def test_what_is_refused():
         (FRAME.assign(head=[1, "a", 2.5]), "train: a column mixes several types"),
         (np.zeros((0, 3), int), "train has no triples"),
         (["no such file"], "no such file: there is no such file or folder; unknown data set"),
+        (["nowhere/fb15k-237"], "nowhere/fb15k-237: there is no such file"),  # no name of a data set
     ):
         with pytest.raises(InputError, match=words):
             read(source)

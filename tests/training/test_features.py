@@ -271,6 +271,7 @@ def test_new_entities_from_texts(tmp_path: Path, call: Callable) -> None:
     (["person1"], (1, 5), "person", "the new entity 'person1' of type 'person' is there already"),
     (["a"], (1, 4), "person", r"have shape \(1, 4\), expected \(1, 5\)"),
     (["a"], (1, 5), "country", "unknown entity type with features 'country'"),
+    (["a"], (1, 5), "relation", "unknown entity type 'relation'"),
     (["a"], (1, 5), "", "give the type of the new entities: person, town"),
 ])  # fmt: skip
 def test_new_entities_that_are_refused(shared, names, shape, entity_type, words):

@@ -32,6 +32,16 @@ def load(tmp_path, text, overrides=()):
     return load_space(tmp_path / "space.yaml", overrides)
 
 
+def test_numbers_are_read_as_those_of_a_configuration(tmp_path):
+    """A text in quotes is none, and 0100 is a hundred; YAML 1.1 takes it for 64, and 12:30 for 750."""
+    space = load(tmp_path, "set: {dataset: '2024', output: infinity}\nspace: {model.dimension: [0100, 0x20]}")
+    assert space.parameters[0].choices == (100, 32)
+    config = space.configuration({})
+    assert (config.dataset, config.output) == ("2024", "infinity")
+    with pytest.raises(InputError, match="optimizer.lr is '12:30'; allowed: a number"):
+        load(tmp_path, "set: {dataset: x}\nspace: {optimizer.lr: [12:30]}")
+
+
 def test_every_kind_of_parameter(tmp_path):
     space = load(tmp_path, GOOD, ["seed=3"])
     assert space.config is None and space.search == SearchSettings(20, 4, 2.5, 0)
