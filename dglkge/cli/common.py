@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
+from dglkge.data.dataset_files import replacing
 from dglkge.data.text_format import Columns, is_number, parse_columns, parse_delimiter
 from dglkge.errors import USERS_TO_MEND, InputError, JobError, StorageError, exit_status_of, unknown_name
 from dglkge.inference.choices import ALL, CANDIDATES
@@ -406,10 +407,9 @@ def write_text(path: Path, text: str) -> None:
     StorageError
         If the disk is full or fails.
     """
-    from dglkge.config import load  # here: pydantic takes a moment
-
     try:
-        load.write_text(path, text)
+        with replacing(path) as file:
+            file.write(text.encode())
     except OSError as error:
         kind = InputError if error.errno in (errno.ENOENT, *USERS_TO_MEND) else StorageError
         raise kind(f"cannot write {path}: {error.strerror or error}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dglkge.config.load import load_config, save_config
+from dglkge.config.load import load_config
 from dglkge.config.schema import Config, component_fields, field_table, refused_changes
 
-__all__ = ["Config", "component_fields", "field_table", "load_config", "refused_changes", "save_config"]
+__all__ = ["Config", "component_fields", "field_table", "load_config", "refused_changes"]

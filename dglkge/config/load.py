@@ -1,4 +1,4 @@
-"""A configuration from a YAML file and ``key=value`` overrides, checked; back to JSON; the recipes that ship.
+"""A configuration from a YAML file and ``key=value`` overrides, checked; the recipes that ship.
 
 A file and its overrides are merged key by key to a tree, in which each value has its place.
 """
@@ -6,7 +6,6 @@ A file and its overrides are merged key by key to a tree, in which each value ha
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -111,24 +110,6 @@ def _import_components(tree: Tree, imports: Sequence[str]) -> list[str]:
         added += recorded_imports(parse_object((Path(start.output) / RUN_CONFIG_FILE).read_bytes()))
     import_modules([*start.imports, *added])
     return added
-
-
-def save_config(config: Config, path: str | os.PathLike[str]) -> None:
-    """Write a configuration as JSON, atomically; :func:`load_config` reads it back."""
-    write_text(Path(path), json.dumps(config.to_dict(), indent=2) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file that appears only when it is complete: a reader finds the old one or the new one."""
-    temporary = path.with_name(path.name + ".tmp")  # in the same file system: renaming is atomic
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError:
-        # On a full disk the removal may fail too; the first error is the one to report.
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
 
 
 def _problems(error: ValidationError, tree: Tree) -> list[str]:

@@ -16,7 +16,7 @@ from dglkge.checkpoint.conversion import dataset_fields
 from dglkge.checkpoint.layout import BEST, RUN_CONFIG_FILE, RUN_JOB_FILE, Progress
 from dglkge.checkpoint.manager import CheckpointManager
 from dglkge.checkpoint.manifest import CheckpointMeta
-from dglkge.config import Config, save_config
+from dglkge.config import Config
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import VALID
 from dglkge.distributed.runtime import Cluster
@@ -425,8 +425,7 @@ def build_trainer(config: Config, cluster: Cluster) -> Trainer:
         trainer = Trainer(job, step, LiveEvaluator(job.averaged), checkpoints, run, JOB, passes)
         # Last: the Trainer has checked by now that the folder's checkpoint belongs to this run.
         if job.world.rank == 0:
-            with checkpoints.records.writing():
-                save_config(job.config, output / RUN_CONFIG_FILE)
+            checkpoints.records.write_json(RUN_CONFIG_FILE, job.config.to_dict())
         return trainer
 
 

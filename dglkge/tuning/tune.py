@@ -24,10 +24,10 @@ import yaml
 
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, RUN_METRICS_FILE
 from dglkge.config import Config
-from dglkge.config.load import write_text
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import TRAIN, VALID
 from dglkge.data.text_format import ROLES, TIME, WEIGHT
+from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.errors import InputError, JobError, import_extra
 from dglkge.evaluation.metrics import places_by_id
 from dglkge.file_lock import try_lock
@@ -103,7 +103,8 @@ def read_metric(run: Path, split: str, metric: str) -> float:
 def write_config(config: Config, path: Path) -> None:
     """Write the fields that differ from their defaults as YAML, atomically."""
     fields = config.model_dump(mode="json", exclude_defaults=True)
-    write_text(path, yaml.safe_dump(fields, sort_keys=False, allow_unicode=True))
+    text = yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
+    LeasedFolder(path.parent).write_text(path.name, text)
 
 
 BEST_FOLDER, LOCK_FILE = "best", "tune.lock"
@@ -223,12 +224,13 @@ class Tuning:
         ended = [record for record in records if record["state"] != "unfinished"]
         spent = sum(self.rungs[record["rung"]].trial_cost for record in ended) + (best is not None)
         report = {**self.plan(), "spent": spent, "trials": records} | ({} if best is None else {"best": best})
-        write_text(self._output / "trials.json", json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+        folder = LeasedFolder(self._output)
+        folder.write_text("trials.json", json.dumps(report, indent=2, ensure_ascii=False) + "\n")
         keys = [parameter.key for parameter in self._space.parameters]
         columns = ("name", "state", "value", "seconds", "share", "num_epochs", "source", "reason")
         rows = [[*map(record.get, columns), *map(record["values"].get, keys)] for record in records]
         table = pd.DataFrame(rows, columns=[*columns, *keys], dtype=object)
-        write_text(self._output / "trials.tsv", table.to_csv(sep="\t", index=False))
+        folder.write_text("trials.tsv", table.to_csv(sep="\t", index=False))
 
 
 FEWEST_VALID = 500

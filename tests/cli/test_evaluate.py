@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -155,11 +155,10 @@ def test_metrics_that_cannot_be_written(call, report, refusal, run, caplog, monk
     assert line.startswith("cannot write")
     assert "No such file or directory" in refusal("evaluate", run, "--output", "/nowhere/metrics.json")
 
-    def full(path, *arguments, **options):
-        path.touch()
+    def full(_file):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(os, "fsync", full)
     status, out, err = call("evaluate", run, "--json", "--limit", "1")
     assert (status, out) == (1, "")
     assert err == f"dglkge: error: cannot write {run}/metrics-test-first1.json: No space left on device\n"

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 import yaml
 
-from dglkge.config import Config, component_fields, field_table, load_config, refused_changes, save_config
+from dglkge.config import Config, component_fields, field_table, load_config, refused_changes
 from dglkge.config.load import recipe_files
 from dglkge.config.refusals import refuse
 from dglkge.config.schema import fields
@@ -39,7 +39,7 @@ def test_a_file_and_overrides_replace_defaults_and_are_saved(tmp_path: Path) -> 
     assert (config.dataset, config.model.dimension, config.regularizer.weight) == ("data/x", 32, 0.05)
     assert config.loss.relation_weights == {"a": 2.0, "b.c": 0.5}
     assert config.training == Config().training
-    save_config(config, tmp_path / "config.json")
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()), encoding="utf-8")
     assert load_config(tmp_path / "config.json") == config
     saved = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     assert saved == config.to_dict() and refused_changes(saved, config.to_dict(), is_finished=False) == []

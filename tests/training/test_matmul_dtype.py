@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from dglkge.config import Config, load_config, save_config
+from dglkge.config import Config, load_config
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 from dglkge.model import device
@@ -50,7 +51,7 @@ def test_bfloat16_is_taken_where_it_is_faster(tmp_path, monkeypatch, caplog, spe
 
 def test_a_later_start_keeps_the_choice_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rates(monkeypatch, 10)
-    save_config(decided(tmp_path), tmp_path / "config.json")
+    (tmp_path / "config.json").write_text(json.dumps(decided(tmp_path).to_dict()), encoding="utf-8")
     measured = rates(monkeypatch, 0.1)
     assert decided(tmp_path).training.matmul_dtype == "bfloat16" and measured == []
     (tmp_path / "config.json").write_text("{", encoding="utf-8")
