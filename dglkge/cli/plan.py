@@ -73,6 +73,7 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
     num_trainers = args.num_trainers
     if num_trainers is None:
         num_trainers = len(gpus) or min(most_trainers(config, size), usable_cores())
+        num_trainers = num_trainers if args.num_servers else 1
     if num_trainers < 1 or args.num_servers < 0 or (args.num_servers == 0 and num_trainers > 1):
         raise InputError("--num-trainers must be at least 1, and 1 where --num-servers is 0")
     hosts = plan_memory(config, size, num_trainers, args.num_servers)

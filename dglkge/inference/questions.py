@@ -23,6 +23,7 @@ from dglkge.evaluation.calibration import Curve
 from dglkge.evaluation.queries import full_float32_matmuls
 from dglkge.inference.links.completion import least_score
 from dglkge.inference.logic import And, Fact, Formula, Not, Or, Question, facts, is_variable, parse, variables
+from dglkge.inference.search import check_k
 from dglkge.inference.trained_model import TrainedModel
 from dglkge.typing import Relation, Side
 
@@ -184,6 +185,7 @@ class Asked:
     @torch.no_grad()
     def answer(self, k: int) -> list[dict[str, Any]]:
         """Return the best answers: rank, entity, probability and path."""
+        check_k(k)
         with full_float32_matmuls():
             values = self._values(self._root, self.answer_type)
         names, answers = self._run.tables.vocabulary(self.answer_type), []

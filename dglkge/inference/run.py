@@ -359,7 +359,6 @@ class Run(Questions):
             run.ask("?city : (Douglas Adams, born in, ?city), not (?city, capital of, England)")
             run.ask("?x : (Alice, knows, ?y), (?y, likes, ?x)")
         """
-        check_k(k)
         answers = questions.Asked(self, question, beam, known_splits, adapter).answer(k)
         return pd.DataFrame(answers, columns=["rank", "entity", "probability", "path"])
 
@@ -629,12 +628,11 @@ class Run(Questions):
             As :meth:`with_new_entities`, or if a file cannot be read.
         """
         checkpoint = self.checkpoint
-        texts = [text if "=" in text else f"{self._type_with_features(None)}={text}" for text in files]
         settings = checkpoint.config.get("features") or {}
         columns = (settings.get("entity_column", "name"), settings.get("vector_column", "embedding"))
         new = {}
-        for file in feature_files(texts, checkpoint.entity_types, "--features"):
-            (name,) = file.entity_types
+        for file in feature_files(files, checkpoint.entity_types, "--features"):
+            name = self._type_with_features(None) if len(file.entity_types) > 1 else file.entity_types[0]
             names, vectors = read_new_vectors(file.path, checkpoint.vocabulary(name), "", *columns)
             new[name] = names, torch.from_numpy(vectors)
         return self._extended(checkpoint.with_new_entities(new))

@@ -27,7 +27,7 @@ from dglkge.inference.links.approximate import SPARE, RowIndex
 from dglkge.inference.links.completion import find_links, plan_completion
 from dglkge.inference.questions import Asked
 from dglkge.inference.run import Run
-from dglkge.inference.search import most_similar
+from dglkge.inference.search import check_k, most_similar
 from dglkge.inference.trained_model import UnknownEntityError
 from dglkge.inference.whole_tables import Tables
 from dglkge.typing import Side
@@ -214,6 +214,7 @@ class Explorer:
 
         ``anywhere`` fills up with names that contain the text elsewhere.
         """
+        check_k(k)
         types = self.run.tables.entity_types if entity_type is None else [self.run.type_of("", entity_type)]
 
         def named(type_: str, ids: Iterable[int]) -> Iterator[dict[str, str]]:

@@ -19,7 +19,7 @@ import torch
 import yaml
 
 from dglkge import __version__
-from dglkge.checkpoint.manifest import CheckpointMeta
+from dglkge.checkpoint.manifest import CheckpointMeta, parse
 from dglkge.data.dataset_files import load_json
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import InputError, import_extra, one_line, os_errors
@@ -78,16 +78,13 @@ def open_hub_folder(folder: Path) -> WholeTables:
     config = load_json(folder / CONFIG)
     try:
         facts: dict[str, Any] = {name: config[field] for name, field in HUB_FIELDS.items()}
-        relations = [Relation(*relation) for relation in config[RELATIONS_FIELD]]
-    except (KeyError, TypeError) as error:
+        facts["relations"] = [dataclasses.asdict(Relation(*names)) for names in config[RELATIONS_FIELD]]
+        # Modules to import would be code of a stranger: the folder may come from the hub.
+        facts["config"].pop("imports", None)
+        meta = parse(CheckpointMeta, facts)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{folder / CONFIG} is damaged: {error!r}") from None
-    # Modules to import would be code of a stranger: the folder may come from the hub.
-    facts["config"].pop("imports", None)
-    meta = CheckpointMeta(**facts, relations=relations)
-    for table in meta.entity_types:
-        if Path(names_file(table)).name != names_file(table):
-            raise InputError(f"{folder / CONFIG} is damaged: {table!r} is no name of an entity type")
-    counts = {**meta.entity_types, RELATION: len(relations)}
+    counts = {**meta.entity_types, RELATION: len(meta.relations)}
     tensors = {name: torch.from_numpy(rows) for name, rows in map_tensors(folder / TENSORS, counts).items()}
     for table, count in counts.items():
         if tensors[table].ndim != 2 or len(tensors[table]) != count:
