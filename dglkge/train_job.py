@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
-from dglkge.cli.train import ALONE, NEXT, SCRIPT, empty_split, is_small
+from dglkge.cli.train import ALONE, NEXT, SCRIPT, is_small, job_script
 from dglkge.config import Config, load_config
 from dglkge.data.dataset_files import DESCRIPTION
 from dglkge.data.text_format import bare_path
@@ -128,7 +128,6 @@ def train(
     # What is above needs no torch, which takes seconds to import.
     from dglkge.inference.run import open_run
     from dglkge.partition.make_dataset import dataset_of_run
-    from dglkge.planning.defaults import adapted, describe
     from dglkge.training.building.checks import check_config
 
     check_config(read)
@@ -140,16 +139,8 @@ def train(
             _say(pythonic(note), is_shown)
     elif overwrite and folder.exists():
         shutil.rmtree(folder)
-    defaults = adapted(file, words, dataset)
-    if defaults:
-        _say(describe(defaults), is_shown)
-    words += [f"dataset={dataset}", *defaults]
-    if (split := empty_split(read, dataset)) is not None:
-        _say(f"nothing is ranked: there are no {split} triples", is_shown)
-        words.append("evaluation.split=none")
-    read = load_config(file, words)
-    script = ["-m", SCRIPT, *(word for setting in words for word in ("--set", setting))]
-    script += [] if file is None else ["--config", str(file)]
+    read, script = job_script(file, words, dataset, lambda line: _say(line, is_shown))
+    script = ["-m", SCRIPT, *script]
     if workers is None and is_small(read, dataset):
         _run_job([sys.executable, *script], folder, is_shown)
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,16 +63,11 @@ def train(args: argparse.Namespace) -> int:
     # Here: --help does without numpy, and no other command needs the launcher.
     from dglkge.cli import launch
     from dglkge.data.dataset import Dataset
-    from dglkge.planning.defaults import adapted, describe
 
     if Path(config.output).is_file():
         raise InputError(f"output is {config.output}, which is a file; expected a folder")
     dataset = _dataset(config, args)
-    defaults = adapted(file, overrides, dataset)
-    if defaults:
-        _say(args, describe(defaults))
-    overrides = [*overrides, f"dataset={dataset}", *defaults]
-    config = load_config(file, overrides, args.imports)
+    config, script = job_script(file, overrides, dataset, lambda line: _say(args, line), args.imports)
     if args.ip_config is None:
         # On this machine: its servers would say the same, many seconds later.
         Dataset.open(dataset)
@@ -79,13 +75,6 @@ def train(args: argparse.Namespace) -> int:
     for name in ("num_trainers", "num_servers", "max_restarts"):
         words += [] if getattr(args, name) is None else [f"--{name}", getattr(args, name)]
     words += [f"--{name}" for name in ("no_verify", "json") if getattr(args, name)]
-    split = empty_split(config, dataset)
-    if split is not None:
-        _say(args, f"nothing is ranked: {dataset} has no {split} triples")
-        overrides = [*overrides, "evaluation.split=none"]
-    script = [word for setting in overrides for word in ("--set", setting)]
-    script += [word for module in args.imports for word in ("--import", module)]
-    script += [] if file is None else ["--config", file]
     if is_small(config, dataset) and not any(getattr(args, name) for name in JOB_OPTIONS):
         from dglkge.cli import training_script
 
@@ -116,6 +105,30 @@ def _dataset(config: Config, args: argparse.Namespace) -> Path:
     return made
 
 
+def job_script(
+    file: str | Path | None,
+    words: list[str],
+    dataset: Path,
+    say: Callable[[str], None],
+    imports: Sequence[str] = (),
+) -> tuple[Config, list[str]]:
+    """Return the configuration of a training, and the arguments of :data:`SCRIPT`; says what is chosen."""
+    from dglkge.planning.defaults import adapted, describe
+
+    defaults = adapted(file, words, dataset)
+    if defaults:
+        say(describe(defaults))
+    words = [*words, f"dataset={dataset}", *defaults]
+    config = load_config(file, words, imports)
+    split = config.evaluation.split
+    if _description(dataset).get(Field.SPLITS, {}).get(split) == 0:
+        say(f"nothing is ranked: {dataset} has no {split} triples")
+        words.append("evaluation.split=none")
+    script = [word for setting in words for word in ("--set", setting)]
+    script += [word for module in imports for word in ("--import", module)]
+    return config, script + ([] if file is None else ["--config", str(file)])
+
+
 def _say(args: argparse.Namespace, line: str) -> None:
     """Print a line unless stdout is for JSON."""
     if not args.json:
@@ -127,12 +140,6 @@ def is_small(config: Config, dataset: Path) -> bool:
     description = _description(dataset)
     triples = description[Field.SPLITS]["train"] * config.training.num_epochs if description else math.inf
     return bool(triples <= MOST_ALONE and description[Field.NUM_PARTS] == 1)
-
-
-def empty_split(config: Config, dataset: Path) -> str | None:
-    """Return the split to rank after training if the data set has no triples of it, else None."""
-    split = config.evaluation.split
-    return split if _description(dataset).get(Field.SPLITS, {}).get(split) == 0 else None
 
 
 def _description(dataset: Path) -> dict[str, Any]:

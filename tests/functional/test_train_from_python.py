@@ -145,7 +145,10 @@ def test_one_triple_is_trained_and_nothing_ranked(tmp_path):
     assert split == "1 triples are too few to split: all are for training"
     assert chosen.startswith("chosen for this data set (docs/quality.md): training.batch_size=500 ")
     assert "num_epochs" not in chosen and "optimizer.lr=0.2" in chosen
-    assert ranked == "nothing is ranked: there are no test triples" and logs == f"logs: {folder}/logs"
+    assert (
+        ranked == f"nothing is ranked: {folder}/dataset has no test triples"
+        and logs == f"logs: {folder}/logs"
+    )
     assert files == f"checkpoint, statistics and metrics are in {folder}"
     assert next_command.startswith(f"next: dglkge predict {folder} ") and "dglkge serve" in next_command
     assert in_python.startswith("next, in Python: run.predict_tails(head, relation); ")
@@ -250,7 +253,7 @@ def test_a_folder_of_a_call_that_failed_is_used_again(tmp_path, monkeypatch, cap
             dglkge.train(triples, output=folder, split="0.9,0.1,0")
         splits = json.loads((folder / "dataset" / "dataset.json").read_text())["splits"]
         assert sum(splits.values()) == rows and splits["test"] == 0
-    assert "nothing is ranked: there are no test triples" in caplog.messages
+    assert f"nothing is ranked: {folder}/dataset has no test triples" in caplog.messages
 
 
 def test_the_public_names():
