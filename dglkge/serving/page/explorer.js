@@ -124,15 +124,14 @@ function go(address) {
 
 /** A link that stays on the page; opened in a new tab it works as well. */
 function link(text, address) {
-  return make("a", {
-    href: address,
-    class: "name",
-    onclick: (event) => {
-      if (event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
-      event.preventDefault();
-      go(address);
-    },
-  }, text);
+  return make("a", { href: address, class: "name", onclick: (event) => follow(event, address) }, text);
+}
+
+/** Go to an address of the page after a plain click; with a key the browser opens a tab or a window. */
+function follow(event, address) {
+  if (event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
+  event.preventDefault();
+  go(address);
 }
 
 /** A link from the current entity to another one. */
@@ -373,17 +372,16 @@ function showAnswers(state, query, result, signal) {
     : make("p", { class: "note" }, "no other answers"));
 }
 
+/** The relations that entities of a type may have, with the role of the entity. */
+function queriesOf(type) {
+  return relations.flatMap((one) => [["head", one.head_type], ["tail", one.tail_type]]
+    .filter(([, own]) => own === type).map(([role]) => ({ relation: one.relation, role })));
+}
+
 function predictions(state, entity, counts, signal) {
   const known = model.no_triples ? "keep" : state.showKnown ? "mark" : "drop";
-  const queries = [];
-  for (const one of relations) {
-    for (const [role, type] of [["head", one.head_type], ["tail", one.tail_type]]) {
-      if (type === entity.type) {
-        const count = counts.get(role + " " + one.relation) || 0;
-        queries.push({ relation: one.relation, role, count });
-      }
-    }
-  }
+  const queries = queriesOf(entity.type)
+    .map((query) => ({ ...query, count: counts.get(query.role + " " + query.relation) || 0 }));
   // Relations that the entity has come first: a model has learned least about the others.
   queries.sort((left, right) => right.count - left.count);
   const body = (some) => ({
@@ -531,9 +529,8 @@ function unseen() {
     const facts = cells(triples).map(([head, relation, tail]) => ({ head, relation, tail }));
     const body = { name: name.value, text: text.value || null, triples: facts.length ? facts : null };
     const near = await ask("/unseen", {}, { ...body, k: ROWS }, shown.signal);
-    const queries = relations.flatMap((one) => [["head", one.head_type], ["tail", one.tail_type]]
-      .filter(([, type]) => type === near.type)
-      .map(([role]) => ({ relation: one.relation, role, isUnseen: true, target: make("div") }))).slice(0, SHOWN_AT_A_TIME);
+    const queries = queriesOf(near.type).slice(0, SHOWN_AT_A_TIME)
+      .map((query) => ({ ...query, isUnseen: true, target: make("div") }));
     const asked = queries.map((query) => ({ [query.role]: near.entity, relation: query.relation }));
     const { results } = await ask("/unseen", {}, { ...body, queries: asked, k: PREDICTIONS }, shown.signal);
     queries.forEach((query, place) => showAnswers(NOWHERE, query, results[place], shown.signal));
@@ -616,11 +613,7 @@ async function show(isStep) {
 async function start() {
   takeTokenFromAddress();
   prepareSearch();
-  byId("home").addEventListener("click", (event) => {
-    if (event.button || event.ctrlKey || event.metaKey || event.shiftKey) return;
-    event.preventDefault();
-    go("/");
-  });
+  byId("home").addEventListener("click", (event) => follow(event, "/"));
   try {
     const health = await ask("/health");
     // Asked before the first question: its refusal would stand in the browser's console as an error.
