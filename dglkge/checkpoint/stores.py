@@ -28,7 +28,7 @@ from typing import Any, BinaryIO, Protocol, TypeVar
 
 from dglkge.checkpoint.layout import TEMPORARY_SUFFIX
 from dglkge.distributed.leased_folder import sync
-from dglkge.errors import CheckpointError, InputError, StorageError, missing_package, one_line
+from dglkge.errors import CheckpointError, InputError, StorageError, missing_package, one_line, os_errors
 from dglkge.registry import Registry
 
 logger = logging.getLogger(__name__)
@@ -331,18 +331,15 @@ class PatientStore:
 
     def write(self, name: str, content: bytes) -> None:
         """Write a small object."""
-        self._put(name, "", self._store.write, name, content)
+        with os_errors(CheckpointError, f"cannot write {self.at(name)}"):
+            self._ask(f"write {self.at(name)}", self._store.write, name, content)
 
     def upload(self, path: Path, name: str) -> None:
         """Write a file as an object."""
-        self._put(name, f" from {path}", self._store.upload, path, name)
-
-    def _put(self, name: str, source: str, method: Callable[..., None], *arguments: Any) -> None:
-        try:
-            self._ask(f"write {self.at(name)}", method, *arguments)
-        except FileNotFoundError as error:
-            # A bucket that does not exist, or a local file that somebody removed.
-            raise CheckpointError(f"cannot write {self.at(name)}{source}: {error}") from None
+        with os_errors(
+            CheckpointError, f"cannot write {self.at(name)} from {path}"
+        ):
+            self._ask(f"write {self.at(name)}", self._store.upload, path, name)
 
     def download(self, name: str, path: Path) -> None:
         """Write an object to a file."""
