@@ -336,9 +336,7 @@ class PatientStore:
 
     def upload(self, path: Path, name: str) -> None:
         """Write a file as an object."""
-        with os_errors(
-            CheckpointError, f"cannot write {self.at(name)} from {path}"
-        ):
+        with os_errors(CheckpointError, f"cannot write {self.at(name)} from {path}"):
             self._ask(f"write {self.at(name)}", self._store.upload, path, name)
 
     def download(self, name: str, path: Path) -> None:
