@@ -428,7 +428,8 @@ def open_site(kind: str, base: Path) -> Iterator[Site]:
     num_batches = -(-len(Dataset.open(dataset).split("train")) // BATCH_SIZE)
     if kind in ("one", "url"):
         machine = OneMachine if kind == "one" else EmptyMachine
-        disks = small_disk(base / "disk", DISK_BYTES), small_disk(base / "logs", LOG_DISK_BYTES)
+        place = base / kind
+        disks = small_disk(place / "disk", DISK_BYTES), small_disk(place / "logs", LOG_DISK_BYTES)
         with disks[0] as folder, disks[1] as log_dir:
             site = machine(folder, log_dir, dataset, num_batches, LIMIT_SECONDS)
             try:
