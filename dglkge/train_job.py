@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
-from dglkge.cli.train import ALONE, NEXT, SCRIPT, is_small, job_script
+from dglkge.cli.train import NEXT, SCRIPT, is_small, job_script
 from dglkge.config import Config, load_config
 from dglkge.data.dataset_files import DESCRIPTION
 from dglkge.data.text_format import bare_path
 from dglkge.distributed.dgl_import import require_dgl
 from dglkge.distributed.preemption import end_with_parent
 from dglkge.errors import INPUT_ERROR_STATUS, InputError, JobError
+from dglkge.launch import ALONE
 from dglkge.launch.console import plain_text
 from dglkge.partition.options import DATASET_FOLDER
 from dglkge.train_arguments import DataOptions, config_file, in_python, overrides, pythonic, whole_number

@@ -405,8 +405,8 @@ class Mirror(VersionStore):
         """Check that no other job was started with this store, and none has left a version there."""
         note = layout.parse_object(self._store.read(layout.WRITER_FILE))
         if note.get("job") != self.nonce:
-            who = f"job {str(note.get('job'))[:8]} on {note.get('host')}, started {note.get('since')}"
-            who = who if note else "another job"
+            job, host, since = (note.get(key) for key in ("job", "host", "since"))
+            who = f"job {str(job)[:8]} on {host}, started {since}" if note else "another job"
             raise CheckpointError(f"{self.url} was taken over by {who}: this job no longer writes")
         pointer = self._pointer()
         if pointer and pointer != self.version:

@@ -16,12 +16,10 @@ from dglkge.config.load import recipe_file
 from dglkge.data.dataset_files import DESCRIPTION, Field, read_description
 from dglkge.distributed.dgl_import import require_dgl
 from dglkge.errors import InputError
+from dglkge.launch import ALONE
 
 SCRIPT = "dglkge.cli.training_script"
 """The module that servers and trainers run."""
-
-ALONE = ("--node_rank", "0", "--nodes", "1")
-"""Options of the launcher for a job on this machine, without SSH; it chooses the ports."""
 
 NEXT = "next: dglkge predict {0} --head NAME --relation NAME; dglkge serve {0}; dglkge report {0}"
 """What to do after a training, given the run's folder."""

@@ -31,6 +31,7 @@ from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.errors import InputError, JobError, import_extra
 from dglkge.evaluation.metrics import places_by_id
 from dglkge.file_lock import try_lock
+from dglkge.launch import ALONE
 from dglkge.partition.entity_types import DEFAULT_TYPE
 from dglkge.partition.make_dataset import partition_dataframe
 from dglkge.partition.options import Options
@@ -64,7 +65,7 @@ def train(config: Config, folder: Path, num_trainers: int, split: str) -> Outcom
     write_config(config, path)
     command = [sys.executable]
     if num_trainers > 0:
-        command += ["-m", "dglkge.cli.launch", "--node_rank", "0", "--nodes", "1"]
+        command += ["-m", "dglkge.cli.launch", *ALONE]
         command += ["--num_trainers", str(num_trainers), "--log_dir", str(folder / "logs")]
     command += ["-m", "dglkge.cli.training_script", "--config", str(path)]
     start = time.monotonic()

@@ -329,14 +329,17 @@ def test_a_copy_has_rows_and_state_by_name_and_the_records_of_its_passes(tmp_pat
     assert not list(tmp_path.glob(".copy*"))
 
 
-def test_refusals_of_a_copy_leave_nothing(tmp_path):
+def test_refusals_of_a_copy_leave_nothing(tmp_path, monkeypatch):
     run = trained(tmp_path / "run", {}, 1)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     copy_for_bigraph(run, tmp_path / "theirs")
     for source, name, kind, words in [
         (trained(tmp_path / "new", {}, 0), "copy", CheckpointError, "has no finished pass"),
         (run, "full", InputError, "full exists and is no empty folder"),
+        (run, "here", InputError, "here is the current folder"),
         (open_checkpoint(tmp_path / "theirs"), "copy", InputError, "was written by PyTorch-BigGraph"),
     ]:
         with pytest.raises(kind, match=words):
@@ -344,4 +347,4 @@ def test_refusals_of_a_copy_leave_nothing(tmp_path):
     toy.flip(tmp_path / "run" / "checkpoint" / "v1" / "embeddings_person_0.v1.h5")
     with pytest.raises(CheckpointError, match=r"embeddings_person_0.v1.h5 is damaged"):
         copy_for_bigraph(open_checkpoint(tmp_path / "run"), tmp_path / "copy")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "new", "run", "theirs"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "here", "new", "run", "theirs"]

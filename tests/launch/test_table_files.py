@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from dglkge.distributed.jobs import JobEntry, Registration, is_on_disk
+from dglkge.distributed.jobs import SHARED_MEMORY_FOLDER, JobEntry, Registration
 from dglkge.distributed.lease import new_nonce
 from dglkge.errors import InputError
 from dglkge.launch import table_storage
@@ -41,7 +42,7 @@ def test_stale_folders_go_and_held_ones_stay(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == sorted([young, other, elsewhere])
 
 
-def test_room(tmp_path: Path) -> None:
+def test_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"cannot make a folder for tables in .*/file/sub: Not a directory"):
         TableFolder(tmp_path / "file" / "sub", new_nonce())
@@ -51,7 +52,9 @@ def test_room(tmp_path: Path) -> None:
     assert table_storage.roomy_folder([absent, tmp_path], 1) == absent
     with pytest.raises(InputError, match=rf"^files take \S+ GB, and none of {absent}, {tmp_path} has that"):
         table_storage.roomy_folder([absent, tmp_path], 2**62)
-    assert usual_folders() and all(map(is_on_disk, usual_folders(on_disk=True)))
+    monkeypatch.setattr(tempfile, "tempdir", SHARED_MEMORY_FOLDER)
+    in_memory = Path(SHARED_MEMORY_FOLDER)
+    assert in_memory in usual_folders() and in_memory not in usual_folders(on_disk=True)
 
 
 def test_claims(tmp_path: Path) -> None:
