@@ -25,6 +25,7 @@ import rules
 import start
 import stdlib_kg
 from dglkge import open_run
+from dglkge.checkpoint.layout import RUN_METRICS_FILE
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
@@ -34,6 +35,7 @@ from dglkge.partition.make_dataset import Options, partition_triples
 from dglkge.training.building.checks import check_config
 from dglkge.typing import Side
 from measuring import pbg_peer, plain_torch_scores, pykeen_peer
+from measuring.run_figures import Epoch, RunFigures
 from tests import warm
 from tests.checkpoint.toy_checkpoint import save_toy_run
 from tests.functional.job import run
@@ -160,6 +162,35 @@ def test_configurations_can_be_trained():
     # A folder for the data set, shared by its recipes, and an own one for each run.
     assert [config.dataset for config in configs] == [f"data/{path.parent.name}" for path in paths]
     assert len({config.output for config in configs}) == len(configs) >= 2
+
+
+def test_short_trainings_are_repeated_and_a_table_goes_on(tmp_path, capsys, monkeypatch):
+    """Another seed for what trains in five minutes; runs in the file are not repeated."""
+    trained = []
+
+    def train(config, sets, trainers, folder, limit):
+        trained.append((config.stem, next(text for text in sets if text.startswith("seed="))))
+        ranks = dict.fromkeys(("mrr", "hits@1", "hits@3", "hits@10"), 0.4 + len(trained) / 100)
+        metrics = {"test": {"both": ranks, "ties": {"pessimistic": {"both": ranks}}}}
+        (folder / "run").mkdir(parents=True)
+        (folder / "run" / RUN_METRICS_FILE).write_text(json.dumps(metrics))
+        return RunFigures(
+            [Epoch(1, 1)], {"complex": 290, "rotate": 310}[config.stem], 1, 10**9, 1, 1, 0.4, {}
+        )
+
+    monkeypatch.setattr(quality.our_job, "train", train)
+    monkeypatch.setattr(quality, "partition", lambda triples, work: (work / triples.name, 0.0))
+    words = ["--table", "--input", str(tmp_path), "--recipes", "wn18/complex,wn18/rotate", "--json"]
+    for seeds in ("2", "3"):
+        assert quality.main([*words, str(tmp_path / "t.json"), "--seeds", seeds]) == 0
+    assert trained == [
+        ("complex", "seed=0"),
+        ("complex", "seed=1"),
+        ("rotate", "seed=0"),
+        ("complex", "seed=2"),
+    ]
+    rows = [line.split(" | ")[3:5] for line in capsys.readouterr().out.splitlines()[-2:]]
+    assert rows == [[".423", ".030"], [".430", ""]]
 
 
 @pytest.mark.parametrize("side", list(Side))
