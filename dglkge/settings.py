@@ -12,12 +12,10 @@ from __future__ import annotations
 import contextlib
 import difflib
 import functools
-import math
 import re
-import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import pydantic
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -34,11 +32,6 @@ UNTIL_FINISHED = "until finished"
 FREE = "free"
 """The field may change in every resume: it changes no number of the model."""
 
-# Decimal digits only. YAML 1.1 reads 0123 as octal 83 and 12:30 as base 60; a person means neither.
-_WHOLE_NUMBER = re.compile(r"[+-]?[0-9][0-9_]*")
-_HEXADECIMAL = re.compile(r"[+-]?0x[0-9a-fA-F]+")
-_EXPONENT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][+-]?[0-9]+")
-
 EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 ALLOWED = {
@@ -52,42 +45,44 @@ ALLOWED = {
     **dict.fromkeys(("bool_parsing", "bool_type"), EXPECTED[bool]),
     "string_type": EXPECTED[str],
     "too_short": "at least {min_length}",
+    "tuple_type": "a value or a list of values",
+    "dict_type": "a mapping, {{NAME: VALUE}}",
 }
 """What pydantic's types of errors allow, with the numbers of their context."""
 
 
-@dataclass(eq=False)
-class Scalar:
-    """A single value of a file or an override.
+NULL, BOOL, TEXT = (f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "str"))
 
-    Attributes
-    ----------
-    value : object
-        As YAML 1.1 reads it, which takes 0123 for 83, 12:30 for 750, and an empty text for null.
-    text : str
-        As it was written, without quotes; empty for null.
-    where : str
-        Where it was written, for messages.
+
+class Written(str):
+    """A single value of a file or an override as it was written, without quotes; empty for null.
+
+    Pydantic reads it by the type of its field, and has it in its errors. ``tag`` is YAML's type of it, empty
+    in quotes; ``where`` is the place, for messages.
     """
 
-    value: Any
-    text: str
+    tag: str
     where: str
 
-    def plain(self) -> Any:
-        """Return the value, as :func:`read_as` reads numbers; 1e-3 is one, which YAML 1.1 reads as a text."""
-        is_text = isinstance(self.value, str) and not _EXPONENT.fullmatch(self.text)
-        if is_text or self.value is None or isinstance(self.value, bool):
-            return self.value
-        for kind in (int, float):
-            with contextlib.suppress(ValueError):
-                return _read_scalar(self, kind)
-        return self.text
+    @classmethod
+    def of(cls, text: str, tag: str, where: str) -> Written:
+        """Make a value."""
+        made = cls("" if tag == NULL else text)
+        made.tag, made.where = tag, where
+        return made
 
-    def shown(self) -> Any:
-        """Return the value as messages have it: as it was written, unless it is true or false or a number."""
-        is_plain = isinstance(self.value, (bool, float)) or str(self.value) == self.text
-        return self.value if is_plain else self.text
+    def __repr__(self) -> str:
+        return str(self) if self and self.tag not in ("", TEXT) else super().__repr__()
+
+    def plain(self) -> Any:
+        """Return what it is without a field: a number as Python reads it, which takes 1e-3, else as YAML."""
+        if self.tag in (NULL, BOOL):
+            return None if self.tag == NULL else self.lower() in ("yes", "true", "on")
+        is_quoted, is_word = not self.tag, self.isalpha()  # infinity and nan are words
+        for kind in () if is_quoted or is_word else (int, float):
+            with contextlib.suppress(ValueError):
+                return kind(self)
+        return str(self)
 
 
 class Items(list[Any]):
@@ -101,8 +96,6 @@ class Items(list[Any]):
         """Return the list with plain values."""
         return [item.plain() for item in self]
 
-    shown = plain
-
 
 class Tree(dict[str, Any]):
     """A mapping of a file or an override, with the text of an override."""
@@ -114,8 +107,6 @@ class Tree(dict[str, Any]):
     def plain(self) -> dict[str, Any]:
         """Return the mapping with plain values."""
         return {key: value.plain() for key, value in self.items()}
-
-    shown = plain
 
 
 def _resumable(resume: str, default: Any = ..., *, component: str = "", **limits: Any) -> Any:
@@ -185,7 +176,21 @@ class Settings(BaseModel):
     @pydantic.field_validator("*", mode="before")
     @classmethod
     def _read(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
-        return read_as(value, cls.model_fields[str(info.field_name)].annotation)
+        """Take the text of an override, one value for a list of one, and null for what is empty."""
+        kind: Any = cls.model_fields[str(info.field_name)].annotation
+        is_optional = type(None) in get_args(kind)
+        if kind is str or (is_optional and str in get_args(kind)):
+            value = value if getattr(value, "text", None) is None else Written.of(value.text, "", value.where)
+        if not isinstance(value, Written):
+            return value
+        if get_origin(kind) is tuple:
+            return [value] if value else []
+        if get_origin(kind) is Literal and not isinstance(get_args(kind)[0], str):
+            return value.plain()
+        if value.tag != NULL:
+            return value
+        is_scalar = kind in EXPECTED or get_origin(kind) is Literal
+        return None if is_optional else value if is_scalar else Tree(value.where)
 
     def changed(self, **values: Any) -> Any:
         """Return a copy with other values of some fields, which are not checked."""
@@ -268,96 +273,6 @@ def settings_of(noun: str, of: type[Member], values: Mapping[str, Any]) -> Membe
     raise InputError(f"the {noun} {name!r} has no option {option!r}; its options: {known}")
 
 
-def read_as(value: Any, kind: Any) -> Any:
-    """Return a value of a file as the type of its field; values of another origin are returned unchanged.
-
-    The field decides how a text is read, not YAML: a text stays as it was written, and a whole number is
-    decimal (or hexadecimal after 0x).
-    """
-    if not isinstance(value, (Scalar, Items, Tree)):
-        return value
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        return read_as(value, arguments[0])
-    if origin in (Union, types.UnionType):
-        if isinstance(value, Scalar) and value.value is None:
-            return None
-        return read_as(value, next(argument for argument in arguments if argument is not type(None)))
-    if origin is Literal:
-        return read_as(value, type(arguments[0]))
-    if origin is tuple:
-        return _read_tuple(value, arguments[0])
-    if origin in (dict, Mapping):
-        return _read_mapping(value, arguments[1])
-    if kind in EXPECTED:
-        if kind is str and value.text is not None:
-            return value.text
-        if not isinstance(value, Scalar):
-            raise ValueError(EXPECTED[kind])
-        return _read_scalar(value, kind)
-    if isinstance(value, Scalar) and isinstance(kind, type):
-        # A section without a line below it, or the name of a class without options.
-        return (
-            {} if value.value is None else {"name": value.text} if issubclass(kind, FreeSettings) else value
-        )
-    return value
-
-
-def _read_tuple(value: Any, kind: Any) -> tuple[Any, ...]:
-    """Read a list, or one value for a list of one."""
-    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-    items = value
-    if isinstance(value, Scalar):
-        items = [value] if value.text else []
-    expected = f"{EXPECTED[kind]} or a list of {EXPECTED[kind].split(' ', 1)[1]}s"
-    if isinstance(items, Tree):
-        raise ValueError(expected)
-    for item in items:
-        # A number is not taken for a text in a list: [1] is no name of a module.
-        if not isinstance(item, Scalar) or (kind is str and not isinstance(item.value, str)):
-            raise ValueError(expected)
-    return tuple(_read_scalar(item, kind) for item in items)
-
-
-def _read_mapping(value: Any, kind: Any) -> dict[str, Any]:
-    """Read a mapping of names to values."""
-    if isinstance(value, Scalar) and value.value is None:
-        return {}
-    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-    try:
-        return {name: read_as(item, kind) for name, item in value.items()}
-    except (AttributeError, ValueError):
-        raise ValueError(f"a mapping, {{NAME: VALUE}}, each value {EXPECTED[kind]}") from None
-
-
-def _read_scalar(scalar: Scalar, kind: type) -> Any:
-    """Read a single value."""
-    text, value = scalar.text, scalar.value
-    if kind is str:
-        return text
-    if kind is bool and isinstance(value, bool):
-        return value
-    if kind is int and _WHOLE_NUMBER.fullmatch(text):
-        return int(text.replace("_", ""))
-    if kind is int and _HEXADECIMAL.fullmatch(text):
-        return int(text, 16)
-    number = _number(text) if kind is float else None
-    if number is None:
-        raise ValueError(EXPECTED[kind])
-    if not math.isfinite(number):
-        raise ValueError("a finite number")
-    return number
-
-
-def _number(text: str) -> float | None:
-    """Return a number; None for another text. YAML 1.1 reads 1e-3, which has no dot, as a text."""
-    try:
-        # YAML spells infinity .inf and NaN .nan.
-        return float(text.replace(".inf", "inf").replace(".nan", "nan"))
-    except ValueError:
-        return None
-
-
 TAG = "name"
 """Key of a component's name: `loss: hinge` is short for `loss: {name: hinge}`."""
 
@@ -416,12 +331,12 @@ class Component:
         """Return the settings that a mapping, or a name alone, describes."""
         if isinstance(value, ComponentSettings):
             return value
-        if isinstance(value, (str, Scalar)):
-            value = {} if getattr(value, "value", "") is None else {TAG: value}
+        if isinstance(value, str):
+            value = {TAG: value}
         if not isinstance(value, Mapping):
             raise ValueError("a name, or a mapping with a name and options")
         tag = value.get(TAG, self.default)
-        name = tag.text if isinstance(tag, Scalar) else str(tag)
+        name = str(tag)
         try:
             settings = self.settings(name)
         except InputError as error:

@@ -15,7 +15,8 @@ import numpy as np
 from dglkge.checkpoint import layout
 from dglkge.checkpoint.hdf5_format import dense_path
 from dglkge.checkpoint.storage import file_crc32
-from dglkge.errors import CheckpointError, os_errors
+from dglkge.data.partition_layout import map_npy
+from dglkge.errors import CheckpointError
 
 RECORD = "features"
 """Kind of the datasets, beside the dense parameters, that hold the record of each file."""
@@ -46,8 +47,7 @@ def open_features(
     arrays = {}
     for name, (num_rows, width, crc32) in records.items():
         path = folder / layout.features_array(name)
-        with os_errors(CheckpointError, f"cannot read the features {path}", ValueError):
-            vectors = np.load(path, mmap_mode="r", allow_pickle=False)
+        vectors = map_npy(path, CheckpointError)
         if vectors.shape != (num_rows, width):
             raise CheckpointError(f"{path} has shape {vectors.shape}, expected {(num_rows, width)}")
         if verify and file_crc32(path) != crc32:

@@ -18,7 +18,7 @@ from dglkge.checkpoint.layout import RUN_CONFIG_FILE, parse_object
 from dglkge.config.schema import DATASET, Config, fields
 from dglkge.errors import InputError, InputErrors, require_known, unknown_name
 from dglkge.registry import import_modules, recorded_imports
-from dglkge.settings import TAG, UNKNOWN_COMPONENT, Items, Scalar, Tree, expected
+from dglkge.settings import NULL, TAG, UNKNOWN_COMPONENT, Items, Tree, Written, expected
 
 RECIPES = Path(__file__).resolve().parent / "recipes"
 SCHEMA = Path(__file__).resolve().with_name("schema.json")
@@ -118,7 +118,8 @@ def _problems(error: ValidationError, tree: Tree) -> list[str]:
     lines = []
     for problem in error.errors(include_url=False):
         key = ".".join(map(str, problem["loc"]))
-        value, where = problem["input"], _place(tree, problem["loc"])
+        value = problem["input"]
+        where = getattr(value, "where", tree.where)
         if problem["type"] in ("extra_forbidden", "model_type"):
             # A mapping under an unknown name: the keys in it may be near to known ones.
             lines += [f"{where_}: {_unknown_key(full, known)}" for full, where_ in _leaves(key, value, where)]
@@ -128,8 +129,7 @@ def _problems(error: ValidationError, tree: Tree) -> list[str]:
             tag = value.get(TAG, value) if isinstance(value, Tree) else value
             lines.append(f"{getattr(tag, 'where', where)}: {problem['msg']}")
         else:
-            shown = value.shown() if isinstance(value, (Scalar, Items, Tree)) else value
-            lines.append(f"{where}: {key} is {shown!r}; {expected(problem, value)}")
+            lines.append(f"{where}: {key} is {value!r}; {expected(problem, value)}")
     return lines
 
 
@@ -147,18 +147,6 @@ def _leaves(key: str, value: Any, where: str) -> list[tuple[str, str]]:
     if not isinstance(value, Tree) or not value:
         return [(key, where)]
     return [leaf for name, inner in value.items() for leaf in _leaves(f"{key}.{name}", inner, inner.where)]
-
-
-def _place(tree: Any, keys: Sequence[str | int]) -> str:
-    """Return where a value was written: its own place, or that of the mapping in which it is missing."""
-    where = ""
-    for key in keys:
-        try:
-            tree = tree[key]
-        except (KeyError, IndexError, TypeError):
-            break
-        where = tree.where
-    return where
 
 
 def read_tree(path: str | os.PathLike[str] | None, overrides: Sequence[str]) -> Tree:
@@ -196,8 +184,7 @@ def _read_file(path: Path) -> Tree:
 def _read_node(node: yaml.Node, where: str, path: str = "", prefix: str = "", text: str | None = None) -> Any:
     """Return a node; with the path of its file, what is inside it has lines of its own."""
     if isinstance(node, yaml.ScalarNode):
-        value = _constructed(node)
-        return Scalar(value, "" if value is None else node.value, where)
+        return Written.of(node.value, "" if node.style else node.tag, where)
     if isinstance(node, yaml.SequenceNode):
         items = Items(where, text)
         items.extend(_read_node(item, where, path) for item in node.value)
@@ -221,15 +208,14 @@ def _read_override(text: str, where: str) -> Any:
     """Return the value of an override; only quotes around the whole of it mean something."""
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-        if node is None:
-            return Scalar(None, text, where)
-        if not isinstance(node, yaml.ScalarNode):
-            return _read_node(node, where, text=text)
-        value = _constructed(node)
     except yaml.YAMLError:
         # Kept as text: the value of a text field need not be YAML, e.g. `[x`.
-        return Scalar(text, text, where)
-    return Scalar(value, node.value if text.startswith(("'", '"')) else "" if value is None else text, where)
+        return Written.of(text, "", where)
+    if node is None:
+        return Written.of(text, "" if text else NULL, where)
+    if isinstance(node, yaml.ScalarNode) and not node.style:
+        return Written.of(text, node.tag, where)
+    return _read_node(node, where, text=text)
 
 
 def _merge(tree: Tree, keys: Sequence[str], value: Any, prefix: str) -> None:
@@ -255,19 +241,11 @@ def _override(tree: Tree, keys: Sequence[str], value: Any) -> None:
         there = tree.get(name)
         if not isinstance(there, Tree):
             below = Tree(value.where)
-            if isinstance(there, Scalar) and there.value is not None:
+            if isinstance(there, Written) and there.tag != NULL:
                 below[TAG] = there
             tree[name] = below
         tree = tree[name]
     tree[keys[-1]] = value
-
-
-def _constructed(node: yaml.Node) -> Any:
-    """Return YAML's value of a node, or its text if YAML fails, e.g. for the date 2024-13-45."""
-    try:
-        return yaml.constructor.SafeConstructor().construct_document(node)
-    except ValueError:
-        return getattr(node, "value", None)
 
 
 def recipe_files() -> dict[str, Path]:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from dglkge.data import dataset_files
-from dglkge.data.partition_layout import EdgeTable, PartitionLayout, Rows, load_array, load_edges
+from dglkge.data.partition_layout import EdgeTable, PartitionLayout, Rows, load_array, load_edges, new_array
 from dglkge.data.range_walk import range_bounds, ranges_of
 from dglkge.data.sorted_arrays import place_by_group
 from dglkge.errors import InputError, write_errors
@@ -212,19 +212,6 @@ def _blocks(rows_of_sets: Sequence[Rows]) -> Iterator[tuple[int, slice | Rows]]:
         for start in range(0, len(rows), TRIPLES_A_BLOCK):
             block = rows[start : start + TRIPLES_A_BLOCK]
             yield edge_set, slice(block.start, block.stop) if isinstance(block, range) else block
-
-
-def new_array(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.memmap:
-    """Create an array file of allocated blocks: a full disk is an error here, not SIGBUS at a write."""
-    array: np.memmap = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
-    with open(path, "r+b") as file:
-        try:
-            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
-        except OSError as error:
-            # Some network file systems cannot allocate.
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-                raise
-    return array
 
 
 def _publish(made: Path, folder: Path) -> None:

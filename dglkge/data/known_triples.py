@@ -12,31 +12,26 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import numpy as np
 
 from dglkge.data.dataset_files import known_index_path, partial_files, replacing
+from dglkge.data.partition_layout import load_array, new_array
 from dglkge.data.sorted_arrays import is_first, place_by_group, sorted_distinct, spans
-from dglkge.errors import JobError
+from dglkge.errors import InputError, JobError
 from dglkge.file_lock import wait_for_lock
 from dglkge.typing import Ids, Mask, Side
 
 logger = logging.getLogger(__name__)
 
-HEADER_BYTES = 4096
-CHECKED_BYTES = 64 << 10
-"""Bytes that share a checksum."""
-
-MAX_CHECKED = 1024
-"""Blocks that opening reads and checks, spread evenly: all of a file up to 64 MiB."""
+CHECKED_WORDS, MAX_CHECKED = 8 << 10, 1024
+"""Of a block that opening reads and checks, and of such blocks, spread evenly: all of a file up to 64 MiB."""
 
 LOCK_SECONDS = 3600.0
 """Limit of the wait for another process that builds the same index."""
 
 _CHUNK_ROWS = 1 << 20
 _RANDOM_ABOVE = 64 << 20
-_MAGIC = b"dglkge known answers 2\n"
 _LOW_BITS = np.uint64(32)
 _INDEXED = (Side.TAIL, Side.HEAD)
 
@@ -185,24 +180,22 @@ def open_known_index(
         If another process still builds it at the limit.
     """
     path = known_index_path(dataset, split)
-    identity = {"source": source, "split": split, "triples": len(triples), "relations": num_relations}
+    about = zlib.crc32(json.dumps([source, split, len(triples), num_relations]).encode())
     try:
-        return _map(path, identity)
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError) as fault:
-        logger.info("%s is built again: %s", path, fault)
+        return _map(path, about, num_relations)
+    except InputError as fault:
+        logger.info("the index of known answers is built: %s", fault)
     try:
         with _locked(dataset, path):
             # The process that held the lock has built it meanwhile.
-            with contextlib.suppress(OSError, ValueError):
-                return _map(path, identity)
+            with contextlib.suppress(InputError):
+                return _map(path, about, num_relations)
             for remnant in path.parent.glob(partial_files(path.name)):
                 if not os.path.exists(f"/proc/{remnant.name.split('.')[-2]}"):  # of a process that was killed
                     remnant.unlink(missing_ok=True)
             with replacing(path) as file:
-                _write(file, identity, triples)
-            return _map(path, identity)
+                _write(Path(file.name), about, triples, num_relations)
+            return _map(path, about, num_relations)
     except OSError as error:
         text = "each process builds its own index of known answers (%.0f MB): cannot write %s: %s"
         logger.warning(text, 16e-6 * len(triples), path, error.strerror or error)
@@ -223,63 +216,38 @@ def _locked(folder: Path, path: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _write(file: BinaryIO, identity: dict[str, Any], triples: np.ndarray) -> None:
-    """Write header, directions and checksums."""
-    counts = _count([triples], identity["relations"])
-    num_rows, num_starts = int(counts.sum()), len(counts) + 1
-    sections, end = [], HEADER_BYTES
-    for side in _INDEXED:
-        keys_at = end + 8 * num_starts
-        starts = np.zeros(num_starts, np.int64)
-        if num_rows:
-            # Reserved first: a store to a mapped page for which the disk has no room would end the process.
-            os.posix_fallocate(file.fileno(), keys_at, num_rows * 8)
-            starts = _fill([triples], side, counts, np.memmap(file, np.uint64, "r+", keys_at, num_rows))
-        os.pwrite(file.fileno(), starts.astype("<i8").tobytes(), end)
-        end = keys_at + int(starts[-1]) * 8
-        sections.append([keys_at, int(starts[-1])])
-        # Behind it is what duplicates left free.
-        file.truncate(end)
-    text = json.dumps({**identity, "sections": sections, "checksums_at": end}).encode()
-    os.pwrite(file.fileno(), (_MAGIC + text).ljust(HEADER_BYTES, b"\0"), 0)
-    blocks = ((at, min(CHECKED_BYTES, end - at)) for at in range(0, end, CHECKED_BYTES))
-    checksums = [zlib.crc32(os.pread(file.fileno(), size, at)) for at, size in blocks]
-    os.pwrite(file.fileno(), np.array(checksums, "<u4").tobytes(), end)
+def _write(path: Path, about: int, triples: np.ndarray, num_relations: int) -> None:
+    """Write one array file: what it is of and its checksum, and of each direction the starts and the keys."""
+    counts = _count([triples], num_relations)
+    words = new_array(path, (1 + 2 * (num_relations + 1 + len(triples)),), np.dtype(np.uint64))
+    for part, side in zip(np.split(words[1:], 2), _INDEXED):
+        starts, keys = np.split(part, [num_relations + 1])
+        starts[:] = _fill([triples], side, counts, keys)
+    words[0] = about << 32 | _checksum(words)
+    words.flush()
 
 
-def _map(path: Path, identity: dict[str, Any]) -> Index:
-    """Map a file and check it; raises OSError if it cannot be read, ValueError if it is another one."""
-    with open(path, "rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    size, start = len(mapped), mapped[:HEADER_BYTES]
-    if not start.startswith(_MAGIC):
-        raise ValueError("it does not begin as an index of this version")
-    try:
-        header = json.loads(start[len(_MAGIC) :].rstrip(b"\0"))
-        recorded, end = {key: header[key] for key in identity}, int(header["checksums_at"])
-    except (ValueError, TypeError, KeyError):
-        raise ValueError("its header is damaged") from None
-    if recorded != identity:
-        raise ValueError(f"it is of {recorded}, expected {identity}")
-    num_blocks = -(-end // CHECKED_BYTES)
-    if size != end + 4 * num_blocks:
-        raise ValueError(f"it has {size} bytes, expected {end + 4 * num_blocks}")
-    checksums = np.frombuffer(mapped, "<u4", num_blocks, end)
-    # The first block, which has the header, and the last one are always among those that are checked.
-    for number in {*range(0, num_blocks, -(-num_blocks // MAX_CHECKED)), num_blocks - 1}:
-        at = number * CHECKED_BYTES
-        if zlib.crc32(mapped[at : min(at + CHECKED_BYTES, end)]) != checksums[number]:
-            raise ValueError(f"the bytes from {at} are damaged")
-    if size > _RANDOM_ABOVE:
+def _checksum(words: np.ndarray) -> int:
+    """Return the checksum of blocks that are spread evenly, the last one among them."""
+    step = CHECKED_WORDS * -(-len(words) // (CHECKED_WORDS * MAX_CHECKED))
+    checksum = zlib.crc32(words[1:][-CHECKED_WORDS:].data)
+    for start in range(1, len(words), step):
+        checksum = zlib.crc32(words[start : start + CHECKED_WORDS].data, checksum)
+    return checksum
+
+
+def _map(path: Path, about: int, num_relations: int) -> Index:
+    """Map a file and check it; raises InputError if it cannot be read, or is damaged or another one."""
+    words = load_array(path, (None,), np.uint64)
+    if words[0] != about << 32 | _checksum(words):
+        raise InputError(f"{path} is damaged, or of other triples")
+    if words.nbytes > _RANDOM_ABOVE:
         # Queries are random accesses: without read-ahead the kernel reads the pages that they touch only.
-        mapped.madvise(mmap.MADV_RANDOM)
+        words.base.madvise(mmap.MADV_RANDOM)  # type: ignore[union-attr]
     index = {}
-    for side, (keys_at, count) in zip(_INDEXED, header["sections"]):
-        num_starts = identity["relations"] + 1
-        starts = np.frombuffer(mapped, "<i8", num_starts, keys_at - 8 * num_starts)
-        # No buffer begins at the end of a map.
-        keys = np.frombuffer(mapped, np.uint64, count, keys_at) if count else np.empty(0, np.uint64)
-        index[side] = Direction(starts, keys)
+    for part, side in zip(np.split(np.asarray(words)[1:], 2), _INDEXED):
+        starts, keys = part[: num_relations + 1].view(np.int64), part[num_relations + 1 :]
+        index[side] = Direction(starts, keys[: starts[-1]])
     return index
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import tokenize
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -11,11 +15,20 @@ import numpy.typing as npt
 from dglkge.data import dataset_files
 from dglkge.data.dataset_files import Field, load_json
 from dglkge.data.vocabulary import extended
-from dglkge.errors import InputError, os_errors
+from dglkge.errors import DglkgeError, InputError, os_errors
 from dglkge.typing import RELATION
 
 Rows = range | npt.NDArray[np.int32] | npt.NDArray[np.int64]
 """Rows of a partition's edge table, ascending; a range where they stand together."""
+
+
+def map_npy(path: Path, kind: type[DglkgeError] = InputError, mode: Literal["r", "c"] = "r") -> np.ndarray:
+    """Map an npy file of numbers; raises an error of a kind if it is missing, cut off or damaged."""
+    # A damaged header fails wherever in Python's parser.
+    faults = (ValueError, EOFError, SyntaxError, tokenize.TokenError)
+    with os_errors(kind, f"cannot read {path} as an npy file of numbers", *faults):
+        # Mapped: all processes of a machine share the pages of one file. No pickle: it could run code.
+        return np.load(path, mmap_mode=mode, allow_pickle=False)
 
 
 def load_array(path: Path, shape: tuple[int | None, ...], *dtypes: type[np.generic]) -> np.ndarray:
@@ -23,17 +36,25 @@ def load_array(path: Path, shape: tuple[int | None, ...], *dtypes: type[np.gener
 
     Raises InputError if it is missing, cut off, or has another shape (None stands for any length) or type.
     """
-    try:
-        # Mapped: all trainers of a machine share the pages of one file. No pickle: it could run code.
-        with os_errors(InputError, f"cannot read {path}"):
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise InputError(f"{path} is cut off or no array file: {error}") from error
+    array = map_npy(path)
     fits = array.ndim == len(shape) and all(want in (None, got) for want, got in zip(shape, array.shape))
     if not fits or array.dtype not in dtypes:
         expected = " or ".join(np.dtype(dtype).name for dtype in dtypes)
         got = f"{array.shape} of {array.dtype}"
         raise InputError(f"{path} holds an array {got}, expected {shape} of {expected}")
+    return array
+
+
+def new_array(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.memmap:
+    """Create an array file of allocated blocks: a full disk is an error here, not SIGBUS at a write."""
+    array: np.memmap = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+    with open(path, "r+b") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+        except OSError as error:
+            # Some network file systems cannot allocate.
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
     return array
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from dglkge.data.dataset_files import replacing
+from dglkge.data.partition_layout import map_npy
 from dglkge.data.text_format import bare_path, is_number, numbered_lines
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import InputError, import_extra, os_errors, unknown_name, write_errors
@@ -102,9 +103,7 @@ class _Npy(VectorFile):
     def __init__(self, path: Path, names: Path) -> None:
         self.path = path
         self._names = names
-        with os_errors(InputError, f"{path} is damaged or not an npy file of numbers", ValueError):
-            # No objects: reading them could run code.
-            matrix = self._matrix = np.lib.format.open_memmap(path, mode="r")
+        matrix = self._matrix = map_npy(path)
         if matrix.ndim != 2 or matrix.dtype.kind not in "fiu":
             got = f"{matrix.dtype} of shape {matrix.shape}"
             raise InputError(f"{path}: expected a matrix of numbers, one row a vector, got {got}")

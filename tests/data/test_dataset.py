@@ -91,7 +91,7 @@ def test_missing_and_cut_off_files_are_named(folder):
         ("relations.tsv", "knows\tperson\tperson\n", "relations.tsv has 1 relations, dataset.json says 3"),
         ("valid.npy", np.zeros((2, 3), np.int64), r"d.npy holds an array \(2, 3\) of int64, expected \(1"),
         ("valid.npy", np.array([{"a": 1}], dtype=object), "valid.npy"),
-        ("train.npy", "not an array", "train.npy is cut off or no array file"),
+        ("train.npy", "not an array", "train.npy as an npy file of numbers"),
         ("partitions/part1/edges.npy", np.zeros((1, 3), np.int64), "part1/edges.npy holds an array"),
         ("partitions/toy.json", '{"num_parts": 2, "node_map": {"person": [[0, 4]]}}', "toy.json is no desc"),
         # Other values in it; None takes a key out.

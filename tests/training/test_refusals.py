@@ -63,7 +63,7 @@ each training.edge_sets=[a] training.rows=touched
 # model
 model.score_function=transformer model.dimension=10 | a multiple of 4 (heads of the attention), got 10
 model.score_function=conve model.reciprocal_relations=false | is false and the score function ConvE...: true
-model.entity_dropout=1 | model.entity_dropout is 1.0; allowed: below 1
+model.entity_dropout=1 | model.entity_dropout is 1; allowed: below 1
 model.score_function=rotate model.relation_dropout=0.25
 model.score_function=complex 'model.relation_operators={near: translation}' | is near and...; allowed: empty,
 model.score_function=complex 'model.entity_dimensions={person: 5}' | is person and...; allowed: empty,
@@ -88,7 +88,7 @@ with features.files=[person=x.npy]
 training.synchronous=false
 model.reciprocal_relations=false model.global_vectors=true
 features.use=alone model.init_from.path=v.npy
-features.mlp.hidden=3,x | features.mlp.hidden is '3,x'; allowed: a whole number
+features.mlp.hidden=3,x | features.mlp.hidden.0 is '3,x'; allowed: a whole number
 # regularizer
 regularizer.name=none regularizer.weight=0.1 | weight has no effect here; it is an option of auto, dura,
 model.score_function=rotate regularizer.weight=0.1 | is 0.1 and regularizer.name is auto, which is none for
@@ -101,8 +101,8 @@ model.score_function=affine_dot | regularizer.name dura takes ... got affine_dot
 loss.name=self_adversarial loss.adversarial_weights=true | no effect here; it is an option of softmax, bce,
 loss.name=hinge loss.adversarial_weights=true loss.reduction=sum
 loss.name=bce loss.confidences=true training.relation_prediction=0.5
-'loss.relation_weights={a: 1, b: x}' | is {'a': 1, 'b': 'x'}; allowed: a mapping, {NAME: VALUE}
-loss.name=hinge loss.margin=0 | loss.margin is 0.0; allowed: a number above 0
+'loss.relation_weights={a: 1, b: x}' | loss.relation_weights.b is 'x'; allowed: a number
+loss.name=hinge loss.margin=0 | loss.margin is 0; allowed: a number above 0
 model.score_function=tucker training.averaging=2
 model.global_vectors=true model.reciprocal_relations=false training.averaging=2
 features.files=[person=x.npy] training.averaging=2

@@ -18,9 +18,10 @@ import torch
 
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.data.dataset_files import load_json
+from dglkge.data.partition_layout import map_npy
 from dglkge.data.text_format import numbered_lines
 from dglkge.data.vocabulary import Vocabulary
-from dglkge.errors import InputError, os_errors
+from dglkge.errors import InputError
 from dglkge.formats.operators import DGLKE_MATRICES, DGLKE_MODELS
 from dglkge.inference.whole_tables import WholeTables
 from dglkge.model.kge_model import KgeModel, build_model
@@ -195,11 +196,10 @@ def one_file(folder: Path, pattern: str) -> Path:
 
 def load_npy(path: Path) -> np.ndarray:
     """Map the matrix in an npy file copy-on-write."""
-    with os_errors(InputError, f"{path} is damaged or not an npy file of numbers", ValueError):
-        # Copy-on-write: torch warns about read-only arrays, and no write can reach the file.
-        matrix = np.load(path, mmap_mode="c", allow_pickle=False)
-        if matrix.ndim != 2:
-            raise ValueError(f"its shape is {matrix.shape}, expected a matrix")
+    # Torch warns about read-only arrays; no write can reach the file.
+    matrix = map_npy(path, mode="c")
+    if matrix.ndim != 2:
+        raise InputError(f"{path}: its shape is {matrix.shape}, expected a matrix")
     return matrix
 
 

@@ -32,7 +32,7 @@ from dglkge.checkpoint.storage import file_crc32
 from dglkge.config import Config
 from dglkge.config.schema import FeaturesConfig, VectorsConfig
 from dglkge.data.dataset import Dataset
-from dglkge.data.edge_buckets import new_array
+from dglkge.data.partition_layout import new_array
 from dglkge.data.vector_files import FeatureFile, VectorFile, feature_files, open_vectors
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.runtime import Cluster
