@@ -11,6 +11,7 @@ from dglkge.checkpoint.layout import RUN_CALIBRATION_FILE, metrics_file
 from dglkge.cli import common
 from dglkge.cli.common import command, figure, flag, num_candidates, option, print_columns, print_text
 from dglkge.data.dataset_files import SPLITS, TEST, VALID
+from dglkge.data.text_format import bare_path
 from dglkge.errors import InputError
 from dglkge.evaluation.calibration import CORRUPTIONS_EACH, CURVES, METHODS
 from dglkge.evaluation.metrics import GROUPS, Protocol, format_table
@@ -134,7 +135,8 @@ def evaluate(args: argparse.Namespace) -> int:
             buckets = [dict(zip(names, bucket or ())) | part.both.to_dict() for _, bucket, part in parts]
     folder, version = model.checkpoint.run_folder, model.checkpoint.version
     report: dict[str, Any] = {"run": str(folder), "version": version, "dataset": dataset.name}
-    if args.features:
+    has_new = bool(args.features or args.about)
+    if has_new:
         trained, counts = model.checkpoint.manifest.meta.entity_types, model.tables.meta.entity_types
         added = {name: counts[name] - before for name, before in trained.items() if counts[name] > before}
         report["new_entities"] = added
@@ -166,7 +168,7 @@ def evaluate(args: argparse.Namespace) -> int:
         print_text(f"classification: {figures['thresholds']}; negatives {figures['negatives']}")
         by_relation = figures["per_relation"] if "relation" in args.by else {}
         _print_figures(CLASSIFICATION, {"all": figures, **by_relation})
-    if args.features:
+    if has_new:
         texts = [f"{count} of type {name}" for name, count in report["new_entities"].items()]
         print_text(f"new entities among the candidates: {', '.join(texts)}")
     print_text(f"written to {target}")
@@ -199,7 +201,8 @@ def calibrate(args: argparse.Namespace) -> dict[str, Any]:
     known = model.known_triples()
     options = (args.method, args.positive_rate, args.corruptions, args.seed, args.by_relation, args.questions)
     fitted = truth.calibrate(model, known, *options)
-    quality = truth.calibration_quality(model, fitted, model.dataset.split(TEST), known)
+    test = model.dataset.split(TEST)
+    quality = truth.calibration_quality(model, fitted, test, known) if len(test) else {}
     path = model.checkpoint.run_folder / RUN_CALIBRATION_FILE
     common.write_json(path, fitted.to_dict())
     left_out = ("curve", "run_id", *CURVES)
@@ -225,7 +228,8 @@ def _print_calibration(report: dict[str, Any], _args: argparse.Namespace) -> Non
             f"{report['curves_by_relation']} curves of a relation and a side, to each of which the common "
             f"curve counts as {report['prior_scores']} scores"
         )
-    _print_figures(QUALITY, {"": report})
+    if QUALITY[0] in report:  # there are test triples
+        _print_figures(QUALITY, {"": report})
     print_text(f"probabilities written to {report['path']}")
 
 
@@ -240,15 +244,17 @@ def _read(args: argparse.Namespace, run: Run, path: str) -> np.ndarray:
     # Imported only here: pandas takes half a second, which no other command needs.
     from dglkge.data.named_triples import read_named_triples
 
-    # With the names of new entities, where there are some; ids are those of the data set.
-    vocabulary = run.tables.vocabulary if args.features else run.dataset.vocabulary
-    return read_named_triples(Path(path), run.dataset.relations, vocabulary, *common.file_format(args))
+    # With the names of new entities; ids are those of the data set.
+    names = run.dataset.relations, run.tables.vocabulary
+    return read_named_triples(Path(path), *names, *common.file_format(args))
 
 
 def _metrics_file(args: argparse.Namespace, protocol: Protocol) -> str:
     """Return the name of the JSON file in the run's folder; results of other protocols have other names."""
     suffix = protocol.suffix(args.limit)
-    suffix += "-with-features" * bool(args.features) + "-with-rules" * args.rules
+    suffix += "-with-features" * bool(args.features or args.about) + "-with-rules" * args.rules
+    # Among all entities buckets change nothing.
+    suffix += f"-buckets{args.buckets}" if args.buckets and protocol.num_candidates else ""
     if args.triples is None:
         return metrics_file(args.split or TEST, suffix)
-    return metrics_file(f"triples-{Path(args.triples).name.partition('.')[0]}", suffix)
+    return metrics_file(f"triples-{bare_path(Path(args.triples)).stem}", suffix)

@@ -347,7 +347,7 @@ class EvaluationConfig(Settings):
     """queries that a trainer scores at a time."""
     valid_every_epochs: int = free(0, ge=0)
     """rank the valid split after every so many epochs; 0: never."""
-    metric: Text = free("mrr")
+    metric: Text = "mrr"
     """measure of the valid split that early stopping, checkpoint.keep_best and ReduceLROnPlateau follow, the
     greatest is the best: mrr, auc, hits@1, hits@3, hits@10, hits@50, or what on_ranking of a callback
     returns."""
@@ -554,7 +554,8 @@ def refused_changes(saved: Mapping[str, Any], now: Mapping[str, Any], is_finishe
     changes, may_change = [], [settings.FREE] if is_finished else [settings.FREE, settings.UNTIL_FINISHED]
     for field in fields():
         old, new = (value_at(config, field.path, _ABSENT) for config in (saved, now))
-        is_known = _ABSENT not in (old, new) and (field.is_required or None not in (old, new))
+        is_null_section = field.section and not field.is_required and None in (old, new)
+        is_known = _ABSENT not in (old, new) and not is_null_section
         if is_known and old != new and field.resume not in may_change:
             changes.append(f"{field.key} was {old!r}, is {new!r}")
     return changes

@@ -145,22 +145,24 @@ class TripleFile:
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
         """Yield number and content of each line but the header, and the empty ones, which Arrow skips."""
+        skips = self._text.has_header
         with read_errors(self.path), open_stream(self.path) as (_, lines):
             for number, line in enumerate(lines, start=1):
                 # Only one carriage return belongs to the end of a line.
                 content = line.removesuffix(b"\n").removesuffix(b"\r")
-                if content and not (self._text.has_header and number == 1):
+                if content and not skips:
                     yield number, content
+                skips = skips and not content
 
     @cached_property
     def _text(self) -> _TextFile:
-        """The first line: whether it is a header, and the column of each part."""
+        """The first line that is not empty: whether it is a header, and the column of each part."""
         path, columns = self.path, self.columns
         text = text_format.text_format(path, self.delimiter, self._suffix)
         with read_errors(path), open_stream(path) as (_, stream):
             # Errors in the encoding are replaced here; the parser reports them with a line number.
-            lines = (stream.readline().decode("utf-8-sig", errors="replace") for _ in range(2))
-            line, second = (line.rstrip("\r\n") for line in lines)
+            texts = (line.decode("utf-8-sig", errors="replace").rstrip("\r\n") for line in stream)
+            line, second, *_ = *itertools.islice(filter(None, texts), 2), "", ""
         try:
             fields = text.split(line)
         except ValueError as error:
@@ -244,8 +246,8 @@ class TripleFile:
             if not content:
                 continue
             if skips:
-                end = re.search(rb"[\r\n]", content)
-                content, skips = content[end.end() if end else len(content) :], False
+                header = re.match(rb"[\r\n]*[^\r\n]+", content)
+                content, skips = content[header.end() if header else len(content) :], header is None
             yield content
         if rest and not skips:
             yield rest
@@ -309,18 +311,28 @@ def frame_chunks(
     is_arrow = isinstance(frame, pa.Table)
     known = list(frame.column_names if is_arrow else frame.columns)
     for column in names.values():
-        if column not in known:
-            raise InputError(f"{name}: no column {column!r}; there are {', '.join(map(str, known))}")
+        if (count := known.count(column)) != 1:
+            fault = f"{'more than one' if count else 'no'} column {column!r}"
+            raise InputError(f"{name}: {fault}; there are {', '.join(map(str, known))}")
     if len(frame) == 0:
         raise InputError(f"{name}: the data frame is empty")
     for start in range(0, len(frame), CHUNK_ROWS):
         part = frame.slice(start, CHUNK_ROWS) if is_arrow else frame.iloc[start : start + CHUNK_ROWS]
-        with os_errors(InputError, f"{name}: a column mixes several types", pa.ArrowException):
+        faults = (pa.ArrowException, UnicodeEncodeError)
+        with os_errors(InputError, f"{name}: a column mixes several types, or is not text", *faults):
             arrays = {
-                role: part[column] if is_arrow else pa.array(part[column], from_pandas=True)
+                role: part[column] if is_arrow else _from_pandas(part[column])
                 for role, column in names.items()
             }
         yield _checked(arrays, rules, name, start)
+
+
+def _from_pandas(column: pd.Series) -> pa.Array:
+    """Return a column; dates and periods as Python writes them, as in queries of a data frame."""
+    array = pa.array(column, from_pandas=True)
+    if pa.types.is_temporal(array.type) or isinstance(array.type, pa.BaseExtensionType):
+        array = pa.array(column.map(str, na_action="ignore"), pa.string(), from_pandas=True)
+    return array
 
 
 def _checked(arrays: dict[str, pa.Array], rules: RowRules, place: str, first_row: int) -> dict[str, pa.Array]:

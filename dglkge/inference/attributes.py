@@ -17,6 +17,9 @@ PENALTIES = tuple(10.0**power for power in range(-3, 5))
 
 FOLDS = 5
 
+LARGEST = 1e150
+"""Squares of larger numbers overflow."""
+
 
 def predict_numbers(run: TrainedModel, values: Mapping[str, float], entity_type: str | None) -> pd.DataFrame:
     """Fit a regression to known values; see :meth:`dglkge.inference.run.Run.predict_numbers`."""
@@ -25,9 +28,10 @@ def predict_numbers(run: TrainedModel, values: Mapping[str, float], entity_type:
     type_ = run.type_of(next(iter(values)), entity_type)
     names = run.tables.vocabulary(type_)
     ids, numbers = names.ids(values), np.array(list(values.values()), np.float64)
-    if not np.isfinite(numbers).all():
-        name = list(values)[int(np.argmin(np.isfinite(numbers)))]
-        raise InputError(f"the value of {name!r} is {values[name]}; expected a finite number")
+    is_allowed = np.abs(numbers) < LARGEST
+    if not is_allowed.all():
+        name = list(values)[int(np.argmin(is_allowed))]
+        raise InputError(f"the value of {name!r} is {values[name]}; expected a number below {LARGEST:g}")
     import_extra("the prediction of numbers", "sklearn", "report", "scikit-learn")
     from sklearn import linear_model, metrics, model_selection, pipeline, preprocessing
 

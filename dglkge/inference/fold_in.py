@@ -173,7 +173,7 @@ class FoldIn:
 
         The ids of new entities follow the last one of their type.
         """
-        parts = triple_parts(frame)
+        parts = triple_parts(frame, self._checkpoint.relations)
         for row in [row for row, part in zip(frame.index, parts) if None in part][:1]:
             raise InputError(f"row {row}: head, relation, tail or time is missing")
         frame = pd.DataFrame(parts, frame.index, list(ROLES), dtype="category")

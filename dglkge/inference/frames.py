@@ -10,7 +10,7 @@ import numpy as np
 
 from dglkge.data.known_triples import KnownTriples
 from dglkge.data.text_format import ROLES, TIME
-from dglkge.data.vocabulary import label_at
+from dglkge.data.vocabulary import RelationVocabulary, label_at
 from dglkge.errors import InputError
 from dglkge.evaluation.calibration import Calibration
 from dglkge.inference.choices import ALL, MISSING, Known
@@ -31,8 +31,8 @@ HEAD, RELATION_COLUMN, TAIL = ROLES
 ANSWER_COLUMNS = ("query", "missing", "rank", "type", *ROLES, "score", "probability", "known_from", "problem")
 
 Triple = tuple[int, int, int]
-Ranked = tuple[str, float, str | None]
-"""Name, score and split of an answer."""
+Ranked = tuple[str, float, str | None] | tuple[str, float, str | None, float | None]
+"""Name, score and split of an answer, and of a relation the probability."""
 
 
 class Query(NamedTuple):
@@ -155,7 +155,7 @@ class Questions(TrainedModel):
         InputError
             If no query has two of the columns, or ``strict`` and a query has a problem.
         """
-        asked, rows = _queries(queries), list[dict[str, Any]]()
+        asked, rows = _queries(queries, self.tables.relations), list[dict[str, Any]]()
         labels = queries.index if strict else None
         for place, group in enumerate(self.answer_queries(asked, k, known, candidates, labels)):
             problem = [dict(zip(ROLES, asked[place]))] if group["problem"] else []
@@ -220,23 +220,22 @@ class Questions(TrainedModel):
                 triple[RELATION_COLUMN] = self.tables.relations.labels[resolved[place].relation_id]
             groups[place]["answers"] = [
                 {"rank": rank, **triple, groups[place]["missing"]: name}
-                | {"score": score, "probability": None, "known_from": split}
-                for rank, (name, score, split) in enumerate(answers_by_name, start=1)
+                | {"score": score, "probability": next(iter(probability), None), "known_from": split}
+                for rank, (name, score, split, *probability) in enumerate(answers_by_name, start=1)
             ]
         if (calibration := self.calibration_if_any) is not None:
             self._add_probabilities(groups, calibration)
         return groups
 
     def _add_probabilities(self, groups: Sequence[dict[str, Any]], calibration: Calibration) -> None:
-        """Add the probabilities of all answers."""
+        """Add the probabilities of heads and tails; those of relations are there."""
+        groups = [group for group in groups if group["missing"] != RELATION_COLUMN]
         answers = [answer for group in groups for answer in group["answers"]]
         missing = np.array([group["missing"] for group in groups for _ in group["answers"]], object)
         ids = self.tables.relations.labels.ids(answer[RELATION_COLUMN] for answer in answers)
         scores = np.array([answer["score"] for answer in answers], np.float64)
         head, tail = (calibration.probabilities(scores, ids, side) for side in Side)
-        # The score of a relation is the mean of both sides.
-        values = np.where(missing == HEAD, head, np.where(missing == TAIL, tail, (head + tail) / 2))
-        for answer, value in zip(answers, values.tolist()):
+        for answer, value in zip(answers, np.where(missing == HEAD, head, tail).tolist()):
             answer["probability"] = value
 
     def score(self, triples: pd.DataFrame, strict: bool = False) -> pd.DataFrame:
@@ -261,7 +260,7 @@ class Questions(TrainedModel):
         InputError
             If a column is missing, or ``strict`` and a triple has a problem.
         """
-        parts, frame = triple_parts(triples), triples[list(ROLES)].copy()
+        parts, frame = triple_parts(triples, self.tables.relations), triples[list(ROLES)].copy()
         ids, complete = np.full((len(parts), 3), -1, np.int64), [None not in part for part in parts]
         problems = {
             place: f"a triple has head, relation and tail; got {_shown(parts[place])}"
@@ -332,6 +331,7 @@ class Questions(TrainedModel):
             return pd.DataFrame(whole, index=pd.Index(index, name="entity"))
         if isinstance(names, str):
             raise InputError(f"names are a list of texts; got the text {names!r}")
+        names = list(names)
         places: dict[str, list[int]] = {}
         for place, name in enumerate(names):
             places.setdefault(self.type_of(name, entity_type), []).append(place)
@@ -342,7 +342,7 @@ class Questions(TrainedModel):
         rows = np.empty((len(names), *set(widths.values())), np.float32)
         for table, rows_of_table in places.items():
             rows[rows_of_table] = self.tables[table][[names[place] for place in rows_of_table]].numpy()
-        return pd.DataFrame(rows, index=pd.Index(list(names), name="entity"))
+        return pd.DataFrame(rows, index=pd.Index(names, name="entity"))
 
     def _fitting_relations(self, head: str, tail: str, name: str | None, time: str | None) -> list[Triple]:
         """Return (head id, relation id, tail id) of every relation whose entity types have both names.
@@ -363,12 +363,14 @@ class Questions(TrainedModel):
         return triples
 
     def _relations_of_pairs(self, pairs: list[list[Triple]], k: int, known: str | None) -> list[list[Ranked]]:
-        """Return the best of the fitting relations of each pair: label, score, known from."""
+        """Return the best of the fitting relations of each pair: label, score, known from, probability."""
         check_k(k)
         treatment, by_split = self.known_treatment(known)
         triples = np.array(list(chain.from_iterable(pairs)), dtype=np.int64)
         by_side, splits = self.scores(triples), splits_of(by_split, triples)
-        scores = (by_side[Side.HEAD] + by_side[Side.TAIL]) / 2
+        scores, probabilities = (by_side[Side.HEAD] + by_side[Side.TAIL]) / 2, np.full(len(triples), None)
+        if (calibration := self.calibration_if_any) is not None:
+            probabilities = calibration.triple_probabilities(by_side, triples)
         ends = np.cumsum([len(triples_of_pair) for triples_of_pair in pairs])
         labels, answers = self.tables.relations.labels, []
         for places in np.split(np.arange(len(triples)), ends[:-1]):
@@ -377,7 +379,8 @@ class Questions(TrainedModel):
             # Equal scores in the order of ids.
             best = places[np.argsort(-scores[places], kind="stable")[:k]]
             names = [labels[id_] for id_ in triples[best, 1].tolist()]
-            answers.append(list(zip(names, scores[best].tolist(), splits[best])))
+            columns = scores[best].tolist(), splits[best], probabilities[best].tolist()
+            answers.append(list[Ranked](zip(names, *columns)))
         return answers
 
 
@@ -390,7 +393,7 @@ def splits_of(known: Mapping[str, KnownTriples], triples: np.ndarray) -> np.ndar
     return splits
 
 
-def triple_parts(frame: pd.DataFrame) -> list[tuple[str | None, ...]]:
+def triple_parts(frame: pd.DataFrame, relations: RelationVocabulary) -> list[tuple[str | None, ...]]:
     """Return head, relation (at its time) and tail of each row, None for a missing one.
 
     That a column is absent is an error.
@@ -399,12 +402,12 @@ def triple_parts(frame: pd.DataFrame) -> list[tuple[str | None, ...]]:
     if absent:
         have = ", ".join(map(str, frame.columns))
         raise InputError(f"the triples have no column {' and no column '.join(absent)}; they have {have}")
-    return [query[:3] for query in _queries(frame)]
+    return [query[:3] for query in _queries(frame, relations)]
 
 
-def _queries(frame: pd.DataFrame) -> list[Query]:
+def _queries(frame: pd.DataFrame, relations: RelationVocabulary) -> list[Query]:
     """Return the query of each row; all of an absent column is missing."""
-    names = [*ROLES, *([TIME] if TIME in frame.columns else [])]
+    names = [*ROLES, *([TIME] if relations.times and TIME in frame.columns else [])]
     # Other columns may share a name.
     columns = frame.loc[:, frame.columns.isin(names)].reindex(columns=names)
     rows = columns.itertuples(index=False, name=None)

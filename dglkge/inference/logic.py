@@ -61,6 +61,10 @@ class Question:
     formula: Formula
 
 
+MOST_OPEN = 100
+"""Open parentheses at most."""
+
+
 def is_variable(term: str) -> bool:
     """Return whether a term is a variable."""
     return term.startswith("?")
@@ -133,6 +137,8 @@ def _split(text: str, separators: tuple[str, ...]) -> list[str]:
             is_quoted = not is_quoted
         elif not is_quoted:
             depth += (match[0] == "(") - (match[0] == ")")
+            if depth > MOST_OPEN:
+                raise InputError(f"allowed are {MOST_OPEN} open parentheses; got more in {text[:40]!r}...")
             if depth < 0:
                 raise InputError(f"a parenthesis closes that was not opened: {text[: match.end()]!r}")
             if depth == 0 and match[0] in separators:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from numbers import Integral
 from typing import NamedTuple
 
 import numpy as np
@@ -125,6 +126,6 @@ def candidate_blocks(num_queries: int, shards: Iterable[RowShard]) -> Iterator[t
 
 
 def check_k(k: int) -> None:
-    """Refuse a number of answers below 1."""
-    if k < 1:
-        raise InputError(f"the number of answers must be at least 1, got {k}")
+    """Refuse a number of answers that is not whole, or below 1."""
+    if not isinstance(k, Integral) or k < 1:
+        raise InputError(f"the number of answers must be a whole number of at least 1, got {k}")

@@ -22,7 +22,7 @@ from dglkge.partition.rows import distinct_numbers, pieces
 from dglkge.typing import RELATION, Relation
 
 DEFAULT_TYPE = "entity"
-_TYPE_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+_TYPE_NAME = re.compile(r"(?!\.+$)[A-Za-z0-9_.-]{1,100}")
 
 
 def types_of_entities(options: Options, entities: Sequence[str]) -> Types:
@@ -61,7 +61,7 @@ def type_name_fault(name: str) -> str | None:
     # Types become names of files, of DGL's node types and of its edge types.
     if name == RELATION:
         return f"the type {name!r} is not allowed: it is the name of the relations' table"
-    fault = f"the type {name!r} is not allowed: only letters, digits, '.', '-' and single '_' are"
+    fault = f"the type {name!r} is not allowed: up to 100 letters, digits, '.', '-' and single '_' are"
     return None if _TYPE_NAME.fullmatch(name) and "__" not in name else fault
 
 
@@ -135,7 +135,7 @@ def type_names(classes: list[str]) -> list[str]:
 
 def _allowed(name: str) -> str:
     """Return a name with the characters that the name of a type may have."""
-    return re.sub(r"_{2,}", "_", re.sub(r"[^A-Za-z0-9_.-]+", "_", name)).strip("_") or "class"
+    return re.sub(r"_{2,}", "_", re.sub(r"[^A-Za-z0-9_.-]+", "_", name))[:90].strip("_") or "class"
 
 
 def take_types(reading: Reading, options: Options, family: str) -> None:

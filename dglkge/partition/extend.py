@@ -124,6 +124,9 @@ def _resolve(dataset: Dataset, triples: IdTriples, entity_types: Path | None) ->
     for number, type_ in enumerate(types):
         known_ids = dataset.vocabulary(type_).find(triples.entities)
         is_known = known_ids >= 0
+        for place in np.flatnonzero(is_known & (type_of >= 0))[:1].tolist():
+            fault = f"{triples.entities[place]!r} is the name of a {types[type_of[place]]} and of a {type_}"
+            raise InputError(f"{fault}; allowed: names that one type has")
         type_of[is_known], ids[is_known] = number, known_ids[is_known]
     _find_types(type_of, triples, dataset, entity_types)
     names = {type_: list(dataset.vocabulary(type_).names) for type_ in types}

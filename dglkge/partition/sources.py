@@ -19,7 +19,7 @@ from dglkge.data.dataset_files import SPLITS, TEST, TRAIN, VALID
 from dglkge.data.public_data import PublicData, find_public, local_folder, public_data
 from dglkge.data.text_format import ROLES, Columns, RowRules, columns_of_header, parse_columns
 from dglkge.data.triples import frame_chunks
-from dglkge.errors import InputError, unknown_name
+from dglkge.errors import InputError, os_errors, unknown_name
 from dglkge.partition.entity_types import take_types
 from dglkge.partition.ingest import Reading, ingest
 from dglkge.partition.options import Options
@@ -210,7 +210,8 @@ def _read_rows(source: Iterable[Any], split: str, options: Options) -> Any:
     are_ids = all(isinstance(value, (int, np.integer)) for row in rows for value in row)
     if rows and are_ids and len(order) == len(ROLES):
         return _read_array(np.array(rows, np.int64), split, options)
-    return pd.DataFrame([tuple(row) for row in rows], columns=list(order))
+    with os_errors(InputError, f"{split} has names that are not text", UnicodeEncodeError):
+        return pd.DataFrame([tuple(row) for row in rows], columns=list(order))
 
 
 def _read_array(array: np.ndarray, split: str, options: Options) -> Any:

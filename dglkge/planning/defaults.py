@@ -121,7 +121,7 @@ def _values_of_rule(config: Config, description: Mapping[str, Any]) -> dict[str,
         and config.regularizer.name == AUTO
         and regularizer.name == "dura"
         and config.optimizer.name == "sparse_adagrad"
-        and config.tables.storage == "memory"
+        and config.tables.storage != "device"  # no averages
     )
     if not fits:
         return {}

@@ -373,6 +373,8 @@ class Explorer:
             raise InputError("triples give the new entity its type; leave out type")
         if any(name in self.run.tables.vocabulary(known) for known in self.run.tables.entity_types):
             raise InputError(f"the entity {name!r} is known already; allowed: a new name")
+        if triples and not any(name in triple.values() for triple in triples):
+            raise InputError(f"no triple has the new entity {name!r}")
         if triples:
             run = self.run.add_entities(pd.DataFrame(list(triples)))
         elif text:

@@ -291,8 +291,11 @@ class Elastic(contextlib.AbstractContextManager["Elastic"]):
         JOB.when_finished(self._end_epoch)
 
     def _check_same(self, saved: CheckpointMeta, where: str = "") -> None:
-        """Refuse a version of other tables, or of ids that mean other nodes here."""
+        """Refuse a version of other tables or optimizers, or of ids that mean other nodes here."""
         check_same_run(saved, self._meta)
+        if saved.optimizer != self._meta.optimizer:
+            problem = f"elastic: the checkpoint is of {saved.optimizer}, this job has {self._meta.optimizer}"
+            raise InputError(f"{problem}; take another folder, or the same optimizers")
         before, now = saved.config["elastic"]["ids"], self._meta.config["elastic"]["ids"]
         for name in now:
             if before[name] != now[name]:

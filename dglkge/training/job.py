@@ -38,7 +38,7 @@ from dglkge.optim.workspace import Pieces
 from dglkge.step.contracts import Computation, PhaseClock
 from dglkge.step.dense_parameters import DenseParameters
 from dglkge.step.row_transforms import GlobalVectors
-from dglkge.training.building.components import REFERENCE, configured_model, dense_optimizer, with_num_times
+from dglkge.training.building.components import REFERENCE, configured_model, dense_optimizer
 from dglkge.training.building.computing import build_precision, choose_device, with_matmul_dtype
 from dglkge.training.building.given_vectors import RunFeatures, build_features
 from dglkge.training.script import opened_dataset
@@ -183,7 +183,6 @@ def open_job(config: Config, cluster: Cluster, meta: CheckpointMeta) -> Job:
     """Make everything that is trained, with initial values, for a run; a collective."""
     world, dataset = cluster.world, opened_dataset(config)
     layout = dataset.layout()
-    config = with_num_times(config, dataset)
     device = choose_device(config, cluster)
     # After the lease: the choice is read from the run's folder, which no other job may change now.
     config = with_matmul_dtype(config, cluster, device)

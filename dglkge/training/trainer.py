@@ -382,7 +382,8 @@ class Trainer:
             is_open = self._uses_ranking or not self._statistics.is_validated(position.ended)
             is_pending = bool(saved.progress.get(Progress.VALIDATION_PENDING)) and is_open
             # Stopped before the best version was restored.
-            is_last = self._patience.is_on and 0 < self.config.training.num_epochs <= position.ended
+            at_end = self._patience.is_over or 0 < self.config.training.num_epochs <= position.ended
+            is_last = self._patience.is_on and at_end and not position.batches_done
             position.ended -= is_pending or is_last
         if self.cluster.world.rank == 0:
             self._passes.resume(self._checkpoints.find()[0], *position.now)
@@ -410,6 +411,7 @@ def build_trainer(config: Config, cluster: Cluster) -> Trainer:
         checks.check_config(config, cluster.world)
         dataset, output = opened_dataset(config), Path(config.output)
         checks.check_dataset(config, dataset)
+        config = components.with_num_times(config, dataset)
         meta = _describe_run(config, dataset)
         # Only the trainer that writes a machine's files needs names, and only in the first version of a run.
         writes = cluster.world.is_machine_leader

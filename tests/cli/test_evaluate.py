@@ -280,6 +280,8 @@ def test_probabilities_by_relation(report, shown, run):
         expected = fitted.by_relation[id_, side](side_answers["score"].to_numpy())
         assert side_answers["probability"].tolist() == pytest.approx(expected.tolist())
     (whole,) = opened.score(answers.head(1)).to_dict("records")
+    related = opened.predict_relations(whole["head"], whole["tail"], k=9).set_index("relation")
+    assert related["probability"]["knows"] == pytest.approx(whole["probability"], abs=1e-12)
     names = opened.tables.vocabulary("person")
     scores = opened.scores(np.array([[names.id("person1"), id_, names.id(whole["tail"])]]))
     by_side = [float(fitted.by_relation[id_, side](scores[side])[0]) for side in Side]

@@ -103,7 +103,7 @@ def test_mistakes_of_overrides_wherever_they_stand(words, config_file, call):
     status, _, err = call("plan", *(word.replace("FILE", str(config_file)) for word in words.split()))
     first, second = sorted(err.splitlines())
     assert status == 2 and first.startswith("dglkge: error: override 'modl.dimension=3': unknown key ")
-    assert second.startswith("dglkge: error: override 'optimizer.lr=0': optimizer.lr is 0.0; allowed: ")
+    assert second.startswith("dglkge: error: override 'optimizer.lr=0': optimizer.lr is 0; allowed: ")
 
 
 def test_ranges_are_proposed_within_a_memory(config_file, shown, report):

@@ -69,7 +69,11 @@ def test_a_file_of_queries(report, shown, refusal, run, tmp_path):
         ("predict", "--triples x --head a", "give either --triples or one query, not both"),
         ("predict", "--input nowhere.tsv", "nowhere.tsv: there is no such file"),
         ("predict", "--input EMPTY", "none.tsv"),
-        ("predict", "--head person1 --relation knows --topk 0", "answers must be at least 1, got 0"),
+        (
+            "predict",
+            "--head person1 --relation knows --topk 0",
+            "answers must be a whole number of at least 1, got 0",
+        ),
         ("complete", "-o all.parquet", "fit probabilities first"),
         ("explain", "--head person1 --relation lives_in", "give --head and --tail, or neither"),
         ("explain", "--head nobody --relation lives_in --tail town1", "nobody"),

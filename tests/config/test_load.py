@@ -157,7 +157,7 @@ DOCUMENTED = {
         dense.compile training.batch_size training.kernels training.compile training.matmul_dtype
         training.synchronous training.max_lag training.edge_chunks training.staleness
         training.wire""".split(),
-    "never": """seed checkpoint.init_path evaluation.held_out.fraction training.objective
+    "never": """seed checkpoint.init_path evaluation.held_out.fraction evaluation.metric training.objective
         training.objective.label_smoothing training.relation_prediction training.edge_sets training.rows
         model loss regularizer sampling negatives optimizer dense features""".split(),
 }
@@ -178,6 +178,8 @@ def test_what_may_change_in_a_resume_is_documented():
         assert refused_changes(old, old, is_finished=True) == refused_changes({}, new, is_finished=True) == []
         (row,) = [line for line in page if line.startswith(f"| {rule}")]
         assert any(f"`{word}`" in row for word in (key, key.split(".")[0], key.split(".")[-1])), key
+    with_schedule = {"optimizer": {"schedule": {"name": "StepLR"}}}
+    assert refused_changes({"optimizer": {"schedule": None}}, with_schedule, is_finished=True)
 
 
 def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:

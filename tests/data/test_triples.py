@@ -102,6 +102,10 @@ def test_a_header_is_seen_and_said(tmp_path):
         path = write(tmp_path / name, joined([first, *TRIPLES], separator))
         assert read(path) == (TRIPLES if is_header else [first, *TRIPLES])
         assert TripleFile(path).header == (dict(zip(ROLES, first)) if is_header else {})
+    empty = (tmp_path / "t.csv").write_text("\n\nh,r,t\n\na,r,b\n")
+    assert empty and read(tmp_path / "t.csv") == [("a", "r", "b")]
+    (tmp_path / "t.tsv").write_text("\r\nhead\trelation\ttail\r\n\r\na\tr\tb\r\n")
+    assert read(tmp_path / "t.tsv") == [("a", "r", "b")]
     # Words that are a triple of a text without quotes: the relation stands again, or nothing follows.
     for rows in ([tuple(ROLES), ("neck", "relation", "tail")], [("subject", "predicate", "object")]):
         path = write(tmp_path / "t.tsv", joined(rows))
@@ -244,6 +248,7 @@ def test_unusable_frames(tmp_path):
         ({"head": ["a"], "relation": ["b"]}, None, "no column 'tail'; there are head, relation"),
         ({"head": [0.5], "relation": ["b"], "tail": ["c"]}, None, "head column holds double"),
         ({"head": ["x", 1], "relation": "b", "tail": "c"}, None, "mixes several types"),
+        ({"head": pd.Series(["\ud800"], dtype=object), "relation": "b", "tail": "c"}, None, "or is not text"),
         ({"head": [0, 9], "relation": 0, "tail": 1}, IDS, "row 2: the head id is 9, allowed is 0 to 4"),
     ):
         with pytest.raises(InputError, match=f"train: .*{message}"):

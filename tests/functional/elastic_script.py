@@ -75,6 +75,8 @@ def main() -> None:
             **arguments.options,
         }
         for options in arguments.mistakes:
+            if "optimizer" in options:
+                options["optimizer"] = RowAdagrad([nodes], lr=0.1), sparse[1]
             try:
                 dglkge.elastic(folder / "run", **{**fields, **options})
             except dglkge.InputError as error:

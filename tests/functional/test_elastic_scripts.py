@@ -150,6 +150,7 @@ MISTAKES = {
     "elastic: seed is -1; expected a whole number of at least 0, or None": {"seed": -1},
     "elastic: embeddings has a int; allowed: dgl.distributed.DistEmbedding": {"embeddings": [1]},
     "elastic: objects: 'a' is a int without state_dict and load_state_dict": {"objects": {"a": 1}},
+    "elastic: the checkpoint is of {'name': 'SparseAdam, RowAdagrad'}, this job has": {"optimizer": "other"},
     "unknown embedding in original_ids 'x'": {"original_ids": {"x": []}},
     "elastic: the checkpoint has the rows of 'nodes' by ids of 1 partitions": {
         "original_ids": {"nodes": list(range(60))}

@@ -158,6 +158,7 @@ def test_text_is_read_as_the_tree():
         ("(person1, knows, ?x)", "begins with a variable"),
         ("?x : (person1, knows, ?y)", "no triple has it"),
         ("?x : (person1, knows, ?x", "not closed"),
+        ("?x : " + "(" * 1200, "allowed are 100 open parentheses"),
         ("?x : (person1, knows)", "got 2 parts"),
         ("?x : (person1, know, ?x)", "knows"),
         ("?x : (person1, knows, ?x), (?x, lies_in, ?y)", "no way"),

@@ -60,6 +60,11 @@ def test_relations(run, dataset):
     frame = run.predict_relations(names[0], names[2], k=1000)
     assert frame["relation"].tolist() == sorted(expected, key=lambda label: -expected[label])
     assert frame["score"].tolist() == pytest.approx(sorted(expected.values(), reverse=True), rel=1e-4)
+    # Of a triple with a relation as of the whole triple; times are read where relations have them.
+    assert (
+        run.score(frame.assign(head=names[0], tail=names[2], time="x"), strict=True)["score"].tolist()
+        == frame["score"].tolist()
+    )
     assert frame.set_index("relation")["known_from"][names[1]] == "test"
     dropped = run.predict_relations(names[0], names[2], k=1000, known="drop")
     assert names[1] not in dropped["relation"].tolist()
@@ -131,6 +136,7 @@ def test_similar_and_embeddings(run, dataset):
     names = ["town1", "person3", "person0"]
     rows = run.embeddings(names)
     assert rows.index.tolist() == names and (rows.dtypes == np.float32).all()
+    assert run.embeddings(pd.Series(names, index=[2, 0, 1])).equals(rows)
     for name, table in zip(names, ("town", "person", "person")):
         assert rows.loc[name].tolist() == run.tables[table][name].tolist()
     people = run.embeddings(entity_type="person")
@@ -215,8 +221,12 @@ def test_numbers_that_rows_determine_are_found_and_others_are_not(run):
     frame = run.predict_numbers(dict(zip(names, draws)))
     # What is not determined is predicted by the mean.
     assert frame.attrs["r2"] < 0.2 and frame["predicted"].std() < 0.7 * draws.std()
-    with pytest.raises(InputError, match="the value of 'person1' is nan; expected a finite number"):
-        run.predict_numbers({**known_numbers, "person1": np.nan})
+    for value in (np.nan, -1e308):
+        with pytest.raises(
+            InputError,
+            match=f"the value of 'person1' is {value}; expected a number below".replace("+", r"\+"),
+        ):
+            run.predict_numbers({**known_numbers, "person1": value})
 
 
 def expected_answers(scores, splits, query, known, candidates):

@@ -20,6 +20,7 @@ import torch
 from dglkge.cli.main import main
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
+from dglkge.partition.extend import extend_dataset
 from dglkge.partition.make_dataset import dataset_of_run, partition_triples
 from dglkge.partition.options import Options, ReadingOptions
 from tests.functional.job import dglkge
@@ -103,6 +104,9 @@ def test_triples_are_those_of_the_graph(graph, tmp_path):
         assert triples_of(dataset) == edges_of(graph) and dataset.num_parts == 1
     with pytest.raises(InputError, match="the input has entity types of its own: give no --types-from"):
         make(tmp_path / "graph.bin", tmp_path / "refused", reading=ReadingOptions(types_from="near"))
+    (tmp_path / "more.tsv").write_text("1\tnear\t2\n")
+    with pytest.raises(InputError, match="'1' is the name of a country and of a person"):
+        extend_dataset(tmp_path / "made0", [tmp_path / "more.tsv"], tmp_path / "extended", "more")
 
 
 def with_node_data(folder: Path, original: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

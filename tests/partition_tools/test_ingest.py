@@ -401,6 +401,6 @@ def test_types_are_sorted_and_unused_ones_left_out(tmp_path):
             types_of(tmp_path, content, entities)
     assert [type_name_fault(name) for name in ("entity", "Q5", "a_b", "a.b-c", "_")] == [None] * 5
     assert "is not allowed" in type_name_fault("")
-    for name in ("a b", "a:b", "a/b", "ä", "a__b", "relation"):
+    for name in ("a b", "a:b", "a/b", "ä", "a__b", "relation", "..", "a" * 101):
         with pytest.raises(InputError, match="types.tsv:2: the type .* is not allowed"):
             types_of(tmp_path, f"a\tx\nb\t{name}\n".encode(), "a b")

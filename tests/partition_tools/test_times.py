@@ -70,7 +70,8 @@ def test_formats(tmp_path):
     frame = pd.DataFrame(rows, columns=["day", "from", "what", "to"])
     frame.to_csv(tmp_path / "f.csv", index=False)
     frame.assign(day=pd.to_datetime(frame["day"]).dt.date).to_parquet(tmp_path / "f.parquet")
-    columns = parse_columns("head=from,relation=what,tail=to,time=day")
+    names = "head=from,relation=what,tail=to,time=day"
+    columns = parse_columns(names)
     for name in ("f.csv", "f.parquet"):
         for granularity, length in ((None, 10), ("month", 7), ("year", 4)):
             times = sorted({day[:length] for day, *_ in rows})
@@ -79,6 +80,11 @@ def test_formats(tmp_path):
             partition_triples(tmp_path / name, out, options)
             assert lines(out / "times.txt") == times
             assert facts_of(out) == Counter((h, r, t, day[:length]) for day, h, r, t in rows)
+    days = pd.to_datetime(frame["day"])
+    for number, column in enumerate((days, days.dt.to_period("M"), days.dt.date)):
+        partition_dataframe(frame.assign(day=column), tmp_path / str(number), columns=names)
+        # As queries of a data frame have them.
+        assert lines(tmp_path / str(number) / "times.txt") == sorted({*map(str, column)})
     (tmp_path / "ids.tsv").write_text("0\t1\t1\t10\n1\t0\t0\t9\n")
     options = Options(columns=parse_columns("hrtT"), integer_ids=True)
     partition_triples(tmp_path / "ids.tsv", tmp_path / "ids", options)

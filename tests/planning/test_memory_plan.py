@@ -415,7 +415,9 @@ def test_what_is_not_given_follows_the_size(dataset: Path, tmp_path: Path, monke
     assert adapted(str(tmp_path / "my.yaml"), [], dataset) == []
     assert adapted(None, [], tmp_path / "elsewhere") == []
     # Nothing is chosen where the rule was not tried.
-    others = "model.score_function=transe_l2 loss.name=bce training.objective=one_vs_all tables.storage=disk "
+    others = (
+        "model.score_function=transe_l2 loss.name=bce training.objective=one_vs_all tables.storage=device "
+    )
     others += "optimizer.name=sparse_adam regularizer.name=n3 regularizer=none model.global_vectors=true"
     assert [defaults_of(dataset, other) for other in others.split()] == [{}] * 8
     describe(monkeypatch, num_triples=10**7 + 1)  # large graphs

@@ -253,7 +253,7 @@ def test_names_and_relations(client, run, hostile_dataset):
         ("/unseen", {"name": "Ann", "triples": [NEW], "type": "town"}, 400, "triples give the new entity "),
         ("/unseen", {"name": "Ann", "text": "a"}, 400, "trained without features"),
         ("/unseen", {"name": "person3", "triples": [NEW]}, 400, "the entity 'person3' is known already"),
-        ("/unseen", {"name": "Bob", "triples": [NEW]}, 404, "no entity of any type is called 'Bob'"),
+        ("/unseen", {"name": "Bob", "triples": [NEW]}, 400, "no triple has the new entity 'Bob'"),
     ],
 )
 def test_mistakes(client, path, body, status, text):

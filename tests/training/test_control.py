@@ -16,6 +16,7 @@ import torch
 from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.config import load_config
 from dglkge.config.schema import EarlyStoppingConfig
+from dglkge.distributed.preemption import Preempted
 from dglkge.errors import CheckpointError, InputError
 from dglkge.training.building.checks import check_config
 from dglkge.training.cadence import Cadence, EarlyStopping
@@ -225,9 +226,24 @@ def test_the_best_is_restored_where_all_epochs_were_trained(tmp_path: Path) -> N
         assert run.committed() == (best, 0) and run.num_trained == best * NUM_TRIPLES
 
 
+def test_an_open_epoch_is_not_the_last_of_fewer_epochs(tmp_path: Path) -> None:
+    scores = [0.1, 0.2, 0.3, 0.25]
+    run = life(tmp_path / "parts", scores, "training.num_epochs=4")
+    run.stop(2, 2)
+    with pytest.raises(Preempted):
+        run.train(4)
+    run.cluster.leave()
+    assert run.committed()[0] == 2 and run.committed()[1] > 0
+    life(tmp_path / "parts", [], "training.num_epochs=2").finish(2)
+    rest = life(tmp_path / "parts", scores[2:], "training.num_epochs=4").finish(4)
+    whole = life(tmp_path / "whole", scores, "training.num_epochs=4").finish(4)
+    assert rest.committed() == whole.committed() == (3, 0) and rest.num_trained == whole.num_trained
+
+
 @pytest.mark.parametrize(("first", "more", "best"), [
     (["training.num_epochs=9"], ["training.num_epochs=9", "training.early_stopping.patience=3"], 5),
     (["training.num_epochs=3"], ["training.num_epochs=9"], 2),
+    (["training.num_epochs=4"], ["training.num_epochs=9"], 2),  # patience ends with the epochs
 ])  # fmt: skip
 def test_more_epochs_or_patience_continue_from_the_best_version(tmp_path: Path, first, more, best) -> None:
     """With the learning rates and the patience that it had: the same as one run with those settings."""

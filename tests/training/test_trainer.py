@@ -220,6 +220,7 @@ def test_a_stop_in_the_validation_is_followed_by_it(tmp_path: Path, num_epochs: 
     # It stops between two batches of queries.
     assert numbers == [0, 1] and not (tmp_path / "metrics.json").exists()
     assert first.committed() == (1, 0) and validated(tmp_path) == [0, 0]
+    (tmp_path / "metrics.json").write_text("{torn")
     second = ToyRun(tmp_path, *VALIDATED, mrr=[0.9, 0.1]).finish(num_epochs)
     assert second.evaluator.ranked == ["valid"] * num_epochs
     assert validated(tmp_path) == [1, num_epochs] and second.committed() == (num_epochs, 0)

@@ -311,7 +311,7 @@ class Statistics:
 
     def write_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
         """Write what ``metrics.json`` has of a split."""
-        known = json.loads(self._records.read(layout.RUN_METRICS_FILE) or "{}")
+        known = layout.parse_object(self._records.read(layout.RUN_METRICS_FILE))
         self._records.write_json(layout.RUN_METRICS_FILE, {**known, split: metrics})
 
     def add_validation(self, epochs_done: int, measures: Mapping[str, float]) -> None:
