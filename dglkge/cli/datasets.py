@@ -290,7 +290,9 @@ def show_data(entry: dict[str, Any], _args: argparse.Namespace) -> None:
     option("texts TEXTS", "table of names and texts: .tsv, .csv with a header, or .parquet"),
     option("-o --output FILE", "Parquet file to write", required=True),
     option("--dimension", "width of the vectors at most, without an encoder", least=1, default=256),
-    option("--encoder", "model of sentence-transformers: a name on the hub, or a folder", default=""),
+    option(
+        "--encoder", "model of sentence-transformers, on the hub or a folder (default: TF-IDF)", default=""
+    ),
     option("--like FILE", "encode as this file of vectors, which the command has written"),
     common.OVERWRITE,
 )

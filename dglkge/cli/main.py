@@ -72,7 +72,7 @@ ALIASES = {
 """Former names; no help shows them."""
 
 DESCRIPTION = """Make data sets, train embeddings, and evaluate, query, export and inspect trained models.
-All but train, tune, launch and job only read and write files; no server runs."""
+All but train, tune, launch, job and serve only read and write files; no server runs."""
 EPILOG = """Each command has its own help with examples:
   dglkge predict --help
 Scripts of your own train under dglkge-launch; examples/train.py is the one to copy:

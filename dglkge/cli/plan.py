@@ -44,7 +44,7 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
 
     Examples
     --------
-      dglkge plan dglkge/config/recipes/fb15k237/complex.yaml --num-trainers 2
+      dglkge plan --recipe fb15k237/complex --num-trainers 2
       dglkge plan runs/mine                                    what a run needs
       dglkge plan data/mine model.dimension=200                the defaults on a data set
       dglkge plan my.yaml model.dimension=200 --ip-config ip_config.txt --json
@@ -52,7 +52,8 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
     """
     # Here: --help does without torch.
     from dglkge.config.refusals import refuse
-    from dglkge.training.building.checks import check_config
+    from dglkge.data.dataset import Dataset
+    from dglkge.training.building.checks import check_config, check_dataset
 
     file, words = config_words(args)
     config = load_config(file, words, args.imports)
@@ -60,6 +61,7 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
     config = load_config(file, [*words, *defaults], args.imports)
     # Mistakes in the configuration first: the measurement below takes a second.
     check_config(config)
+    check_dataset(config, Dataset.open(Path(config.dataset)))
     size = read_dataset_size(config.dataset)
     num_machines = len(size.parts if args.ip_config is None else read_ip_config(args.ip_config))
     if num_machines != len(size.parts):

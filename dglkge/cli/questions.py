@@ -42,9 +42,9 @@ SHOWN_RANKS = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
 )
 def complete(args: argparse.Namespace) -> dict[str, Any]:
     """Write the likely triples that the data set does not have to a Parquet file: for every pair of head
-    and relation, the tails above a probability or the best k; sorted by descending score. All possible
-    triples are compared, on all cores; a bound skips those that cannot be likely. After an interruption the
-    same command goes on.
+    and relation, the tails above a probability or the best k; sorted by descending probability, then score.
+    All possible triples are compared, on all cores; a bound skips those that cannot be likely. After an
+    interruption the same command goes on.
 
     Examples
     --------

@@ -36,8 +36,9 @@ APPROXIMATE_FROM = 1_000_000
 )
 def serve(args: argparse.Namespace) -> int:
     """Serve a page to search entities, their known and predicted triples and similar entities, and
-    REST under the same address: /predict, /score, /similar, /entities, /relations, /triples, described by
-    /openapi.json. It runs until Ctrl-C or SIGTERM.
+    REST under the same address: /predict, /complete, /ask, /explain, /attributes, /unseen, /score, /similar,
+    /entities, /relations, /triples, /model and /health, described by /openapi.json. It runs until
+    Ctrl-C or SIGTERM.
 
     Examples
     --------

@@ -167,7 +167,7 @@ def tune(args: argparse.Namespace) -> dict[str, Any]:
       dglkge tune space.yaml -o tuned --num-trainers 2    each trial under dglkge-launch
 
     a space:
-      config: dglkge/config/recipes/fb15k237/complex.yaml     # base configuration
+      config: my.yaml                            # base configuration, or --recipe NAME
       set: {dataset: data/mine}                  # changes to it
       space:
         optimizer.lr: {low: 0.01, high: 1.0, log: true}

@@ -224,7 +224,7 @@ class TrainingConfig(Settings):
     power, instead of the rows, which go on training beside it (docs/training-control.md); null: the rows
     themselves."""
     batch_size: int = until_finished(1000, ge=1)
-    """triples in a global batch, over all trainers."""
+    """triples (with k_vs_all queries) in a global batch, over all trainers."""
     kernels: Literal["auto", "reference"] = until_finished("auto")
     """auto: compiled loops and gradients written by hand where there are some; reference: autograd and plain
     torch and numpy for the loss, the update and the ranking, slower, to compare with."""
@@ -487,7 +487,9 @@ def _component_fields(component: Component, field: FieldInfo, path: tuple[str, .
     for option, having in component.options().items():
         owners = () if len(having) == num_members else tuple(having)
         for inner in _fields_of(next(iter(having.values())), (*path, option)):
-            is_default = inner.is_default and component.default in having
+            # One default for all: a person who changes the name in a file that was printed keeps the rest.
+            is_one = len({str(other.default) for other in having.values()}) == 1
+            is_default = inner.is_default and component.default in having and is_one
             tag = inner.tag or ("" if component.is_section else settings.TAG)
             yield inner._replace(owners=(*owners, *inner.owners), is_default=is_default, tag=tag)
 
@@ -512,9 +514,9 @@ def field_table() -> Iterator[tuple[str, str, Any, str]]:
     """
     for field in fields():
         # Registered names are looked up now, not at import: the user's modules may have added some.
-        names = ": " + ", ".join(registry_of(field.component)) if field.component else ""
+        members = ", ".join(registry_of(field.component)) if field.component else ""
         owners = ", ".join(field.owners) + ": " if field.owners else ""
-        yield field.key, field.kind, field.default, owners + field.help + names
+        yield field.key, field.kind, field.default, owners + field.help + f": {members}" * bool(members)
 
 
 def component_fields() -> Iterator[tuple[str, str]]:

@@ -100,6 +100,8 @@ class Questions(TrainedModel):
 
         As :meth:`predict_tails`, with a column time instead of entity.
         """
+        if not self.tables.relations.times:
+            raise InputError("the relations of the run have no times")
         parts = {"head": head, "relation": relation, "tail": tail, TIME: MISSING}
         frame, relations = self._predict_one(RELATION_COLUMN, k, known, **parts), self.tables.relations
         numbers = [relations.labels.id(label) % relations.num_times for label in frame[RELATION_COLUMN]]

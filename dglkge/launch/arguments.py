@@ -68,8 +68,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--num_trainers", type=_range, metavar="N[:M]",
         help="trainers on each machine; N:M: one for each core, at least N and at most M, counted anew at "
              "every restart (default: one for each GPU if training.device is cuda or auto and every machine "
-             "has one, else one for each core, at most 8, and at most one for 500 positives or a chunk of "
-             "a batch; other cores are threads of the trainers)")  # fmt: skip
+             "has one, else one for each core, at most 8; where trainers have threads, at most one for 500 "
+             "positives or a chunk of a batch, but two in any case)")  # fmt: skip
     add("--num_servers", type=_count(1), metavar="N",
         help="servers on each machine (default: the third column of ip_config, else 1)")  # fmt: skip
     add("--num_samplers", type=_count(0), default=0, metavar="N",

@@ -343,7 +343,8 @@ class Hinge(PointwiseLoss):
         """Its options."""
 
         margin: float = Field(1.0, gt=0)
-        """score of a true answer, and minus that of a negative."""
+        """score of a true answer, and minus that of a negative; in self_adversarial (default 9) the distance
+        of an answer that is as likely as not."""
 
     def true(self, scores: Tensor) -> Tensor:
         return (self.settings.margin - scores).relu()

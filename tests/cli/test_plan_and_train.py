@@ -82,7 +82,8 @@ def test_memory_of_gpus(config_file, monkeypatch, shown, report, call):
 @pytest.mark.parametrize(
     "words, message",
     [
-        ("FILE --set dataset=nowhere", "cannot read nowhere/dataset.json"),
+        ("FILE --set dataset=nowhere", "nowhere is no dataset folder: there is no such folder"),
+        ("FILE training.edge_sets=[no]", "unknown edge set 'no'"),
         ("FILE --num_servers 0 --num_trainers 2", "--num-trainers must be"),
         ("FILE --ip_config CLUSTER", "2 machines"),
         ("FILE optimizer.lr=1 more", "give one CONFIG or --recipe, got FILE and more"),

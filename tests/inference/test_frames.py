@@ -70,6 +70,8 @@ def test_relations(run, dataset):
     assert names[1] not in dropped["relation"].tolist()
     with pytest.raises(InputError, match="no relation joins the types of 'country0' and 'person1'"):
         run.predict_relations("country0", "person1")
+    with pytest.raises(InputError, match="the relations of the run have no times"):
+        run.predict_times("town1", "near", "town2")
 
 
 def test_many_queries_of_all_kinds(run, dataset):

@@ -20,7 +20,7 @@ from dglkge.data.edge_buckets import ALL_TRIPLES, BucketFiles, TrainedSets
 from dglkge.data.known_triples import KnownTriples
 from dglkge.data.range_walk import range_bounds
 from dglkge.embeddings.mapped_rows import MappedRows
-from dglkge.errors import InputError, unknown_name
+from dglkge.errors import InputError
 from dglkge.kernels.hashing import combine
 from dglkge.model.choices import NEGATIVE_SAMPLERS, NO_TRANSFORM, MixedSettings
 from dglkge.model.kge_model import KgeModel
@@ -117,9 +117,6 @@ def configured_order(job: Job) -> TripleOrder:
     """Return the order of an epoch: all triples as one set, or the named sets one after another."""
     config, dataset = job.config, job.dataset
     names, known = config.training.edge_sets, dataset.edge_set_names
-    for name in names:
-        if name not in known:
-            raise InputError(f"training.edge_sets: {unknown_name('edge set', name, known)}")
     numbers = dataset.edge_set_of_triples()
     sets = [EdgeSet(TRAIN, range(len(dataset.split(TRAIN))))]
     if names and numbers is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +72,17 @@ def check_dataset(config: Config, dataset: Dataset, world: World | None = None) 
         _raised(components.relation_operators, config, dataset),
         _raised(components.entity_dimensions, config, dataset),
         _raised(components.with_num_times, config, dataset),
+        _edge_sets(config, dataset.edge_set_names),
         _confidences(config, dataset) if config.loss.has_confidences else (),
         () if world is None else _memory(config, dataset, world),
     )
+
+
+def _edge_sets(config: Config, known: Sequence[str]) -> Iterator[str]:
+    """Yield edge sets that the data set does not have."""
+    for name in config.training.edge_sets:
+        if name not in known:
+            yield f"training.edge_sets: {unknown_name('edge set', name, known)}"
 
 
 def _raise(*problems: Iterator[str] | tuple[str, ...]) -> None:
