@@ -227,8 +227,8 @@ class EncoderModule(nn.Module):
 class TimeRows(nn.Module):
     """Complex rows (T, D) of times, and the products of relations with them.
 
-    They start as rows of entities do where ``init_scale`` is 1: a product of rows that are all near 0 would
-    have no gradient.
+    They start near 0, as rows of entities do. Gradients of products are small there, and small steps beside a
+    penalty leave TComplEx where it is.
     """
 
     def __init__(self, seed: int, num_times: int, dim: int, power: float) -> None:

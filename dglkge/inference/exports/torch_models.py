@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize, pad
 
-from dglkge.errors import InputError
+from dglkge.errors import InputError, import_extra
 from dglkge.inference.trained_model import TrainedModel
 from dglkge.typing import RELATION, Side
 
@@ -121,6 +121,7 @@ def pykeen_model(run: TrainedModel, factory: Any) -> Any:
         The training triples. Rows are matched by its names, not by ids. With reciprocal relations it needs
         ``create_inverse_triples=True``: an inverse relation gets the half of the row that answers (?, r, t).
     """
+    import_extra("run.pykeen_model", "pykeen", "pykeen")
     from pykeen.models import ERModel
     from pykeen.nn import Embedding
     from pykeen.nn.init import PretrainedInitializer
@@ -164,6 +165,7 @@ def geometric_model(run: TrainedModel) -> Any:
     run : TrainedModel
         With one entity type and a score function of :data:`GEOMETRIC`.
     """
+    import_extra("run.geometric_model", "torch_geometric", "geometric", "torch-geometric")
     from torch_geometric.nn import kge
 
     entity_type, (name, number) = _counterpart(run, "torch_geometric.nn.kge", GEOMETRIC)
