@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import logging
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -76,7 +77,9 @@ def train(args: argparse.Namespace) -> int:
     if is_small(config, dataset) and not any(getattr(args, name) for name in JOB_OPTIONS):
         from dglkge.cli import training_script
 
+        logging.disable(logging.WARNING if args.quiet else logging.NOTSET)
         status = training_script.main(script)
+        logging.disable(logging.NOTSET)
     else:
         machines = ALONE if args.ip_config is None else ("--ip_config", args.ip_config)
         status = launch.main([*machines, *words, "-m", SCRIPT, *script])

@@ -29,8 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                         help="a module or .py file of yours that registers components")  # fmt: skip
     arguments = parser.parse_intermixed_args(argv)
     logging.basicConfig(format="%(message)s")
-    if logging.getLogger().isEnabledFor(logging.WARNING):  # not with --quiet
-        logging.getLogger("dglkge").setLevel(logging.INFO)
+    logging.getLogger("dglkge").setLevel(logging.INFO)
     config = load_config(arguments.config, [*arguments.set, *arguments.overrides], arguments.imports)
 
     # In a server process this line runs DGL's server loop, and exits when all trainers have finished.

@@ -184,7 +184,8 @@ def open_known_index(
     try:
         return _map(path, about, num_relations)
     except InputError as fault:
-        logger.info("the index of known answers is built: %s", fault)
+        if path.exists():
+            logger.info("the index of known answers is built again: %s", fault)
     try:
         with _locked(dataset, path):
             # The process that held the lock has built it meanwhile.

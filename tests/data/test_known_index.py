@@ -115,7 +115,7 @@ def test_a_damaged_file_is_built_again(tmp_path, caplog):
         caplog.clear()
         check(mapped(tmp_path, triples, 5), triples, triples[:50, :2])
         (record,) = caplog.records
-        assert "the index of known answers is built: " in record.getMessage()
+        assert "the index of known answers is built again: " in record.getMessage()
         assert (tmp_path / FILE).read_bytes() == whole
 
 
