@@ -11,14 +11,14 @@ the others wait for its machine code.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
+import functools
 import hashlib
 import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 # "as": the names that other modules import from here.
 import numba
@@ -28,6 +28,7 @@ from numba import types as types
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.cgutils import ir as ir
 from numba.core.compiler import Compiler
+from numba.core.compiler_lock import global_compiler_lock
 
 logger = logging.getLogger(__name__)
 
@@ -69,42 +70,63 @@ class _DigestedCode(CompileResultCacheImpl):
         return super().rebuild(target_context, code) if digest == _SOURCES_DIGEST else None
 
 
-class _Lock:
-    """Held by the one process that compiles, from a miss of the cache until its code is saved.
+class _CompileLock:
+    """Lock of a source file while its loops are compiled, held any number of times by one process.
 
-    Numba has its own lock around both; parts of a loop are compiled inside of it.
+    A process that holds it may wait for another file's: loops call those of files that their own imports, so
+    processes do not wait in a circle. The lock only saves work: a process that waits for too long, or whose
+    file system has no locks, compiles too. Numba's own lock keeps the other threads of the process away.
     """
 
-    #: Limit of a wait, in seconds: more than all loops take to compile on a busy machine.
+    #: Limit of a wait, in seconds: more than any file's loops take to compile on a busy machine.
     limit = 120.0
 
-    def __init__(self) -> None:
-        self._num_held = 0
-        self._file: Any = None
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.num_held = 0
+        self.file: IO[bytes] | None = None
 
     def take(self) -> None:
-        self._num_held += 1
+        """Wait until no other process compiles loops of the file."""
+        self.num_held += 1
+        if self.num_held > 1 or not self.limit:
+            return
         end = time.monotonic() + self.limit
-        with contextlib.suppress(OSError):  # a file system without locks
-            self._file = self._file or open(__file__, "rb")
-            while self._num_held == 1:
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    return
+        try:
+            self.file = open(self.path, "rb")
+            while not _is_locked(self.file):
                 if time.monotonic() > end:
-                    logger.info("another process has compiled loops for %g s", self.limit)
-                    _Lock.limit = 0.0
+                    logger.info("another process has compiled loops of %s for %g s", self.path, self.limit)
+                    _CompileLock.limit = 0.0
                     return
                 time.sleep(0.05)
+        except OSError as error:
+            logger.info("loops of %s are compiled without a lock: %s", self.path, error)
+            if self.file is not None:
+                self.file.close()
+                self.file = None
 
     def release(self) -> None:
-        self._num_held = max(0, self._num_held - 1)
-        if not self._num_held and self._file is not None:
-            with contextlib.suppress(OSError):
-                fcntl.flock(self._file, fcntl.LOCK_UN)
+        """Let other processes compile, once it was released as often as it was taken."""
+        self.num_held -= 1
+        if self.num_held or self.file is None:
+            return
+        # Closing the file is not enough: a forked child may have inherited it.
+        fcntl.flock(self.file, fcntl.LOCK_UN)
+        self.file.close()
+        self.file = None
 
 
-_LOCK = _Lock()
+def _is_locked(file: IO[bytes]) -> bool:
+    """Take the lock of a file, if no other process has it. The kernel releases it when a process ends."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+_LOCKS: dict[str, _CompileLock] = {}
 
 
 def _identity_of(formula: Any) -> tuple[str, str, str]:
@@ -121,6 +143,8 @@ class _KernelCache(FunctionCache):
 
     def __init__(self, function: Callable) -> None:
         super().__init__(function)
+        path = function.__code__.co_filename
+        self.lock = _LOCKS.setdefault(path, _CompileLock(path))
         self._formulas = [_identity_of(cell.cell_contents) for cell in function.__closure__ or ()]
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
@@ -130,13 +154,14 @@ class _KernelCache(FunctionCache):
         return sig, codegen.magic_tuple(), tuple(self._formulas)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Load the machine code; None if this process shall compile it, which other processes wait for."""
+        """Return the compiled function from the cache, None if it is absent or unreadable.
+
+        If it is absent, the lock is held on return, and no other process has compiled the function meanwhile.
+        """
         overload = self._load(sig, target_context)
         if overload is None and self._enabled:
-            _LOCK.take()
+            self.lock.take()
             overload = self._load(sig, target_context)
-            if overload is not None:
-                _LOCK.release()
         return overload
 
     def _load(self, sig: Any, target_context: Any) -> Any:
@@ -151,7 +176,6 @@ class _KernelCache(FunctionCache):
             super().save_overload(sig, data)
         except Exception as error:  # a full disk, a folder that was removed, a damaged index
             self._give_up(error)
-        _LOCK.release()
 
     def _give_up(self, error: Exception) -> None:
         """Disable the cache of this function."""
@@ -178,6 +202,8 @@ def compiled(function: Callable, fastmath: set[str] = FAST_MATH, **options: Any)
         loop._cache = _KernelCache(function)
     except (RuntimeError, OSError):  # no folder that can be written, or a formula that was typed in
         logger.info("compiled loops are not cached: no folder to write to, or no source file")
+    else:
+        loop.compile = _compile_once(loop.compile, loop._cache.lock)
     return loop
 
 
@@ -209,3 +235,19 @@ def compiled_with_reciprocals(function: Callable) -> Callable:
     which is some units in the last place off and several times as fast.
     """
     return compiled(function, FAST_MATH | {"arcp", "afn"}, forceinline=True, pipeline_class=_Unaliased)
+
+
+def _compile_once(compile_loop: Callable, lock: _CompileLock) -> Callable:
+    """Wrap numba's function that loads or compiles a loop: it releases the lock that the cache has taken."""
+
+    @functools.wraps(compile_loop)
+    def compile_and_release(signature: Any) -> Any:
+        with global_compiler_lock:
+            num_held = lock.num_held
+            try:
+                return compile_loop(signature)
+            finally:
+                while lock.num_held > num_held:
+                    lock.release()
+
+    return compile_and_release

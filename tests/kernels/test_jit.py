@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -208,14 +209,16 @@ def test_one_process_compiles_a_loop_and_others_wait(tmp_path: Path) -> None:
 
 
 def test_a_process_that_waits_in_vain_compiles_too(tmp_path: Path) -> None:
-    """Another process holds the lock and never releases it: waited for once, not for each loop."""
+    """Another process holds the lock of a file and never releases it: waited for once, not for each loop."""
     package = copied_package(tmp_path)
     impatient = "import logging; from dglkge.kernels import jit; "
-    impatient += "logging.basicConfig(level=logging.INFO); jit._Lock.limit = 0.1"
-    with open(package / "kernels" / "jit.py", "rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    impatient += "logging.basicConfig(level=logging.INFO); jit._CompileLock.limit = 0.1"
+    with contextlib.ExitStack() as stack:
+        for name in ("loops.py", "rules.py"):
+            file = stack.enter_context(open(package / "short" / name, "rb"))
+            fcntl.flock(file, fcntl.LOCK_EX)
         messages = step(tmp_path, num_hits=0, before=impatient)
-    assert messages.count("another process has compiled loops for") == 1
+    assert messages.count("another process has compiled loops of") == 1
     # What it has compiled is in the cache, and it holds no lock that would keep others waiting.
     step(tmp_path, num_hits=1, before=impatient)
 
