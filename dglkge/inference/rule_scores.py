@@ -145,8 +145,8 @@ def open_rules(run: TrainedModel) -> RuleScores:
             with contextlib.suppress(LookupError, TypeError, ValueError):  # damaged: mined anew
                 return scores.loaded(fields["relations"], labels)
     scores = weighted(run, mined(run, scores))
-    if run.tables.meta.entity_types != checkpoint.manifest.meta.entity_types:
-        return scores  # of added triples, too
+    if run.has_additions:
+        return scores
     try:
         with replacing(path) as file:
             fields = {**identity, "relations": scores.to_dict(labels)}

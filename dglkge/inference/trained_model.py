@@ -156,6 +156,12 @@ class TrainedModel:
         """
         return load_results(sorted(self.checkpoint.run_folder.glob(METRICS_PATTERN)))
 
+    @property
+    def has_additions(self) -> bool:
+        """Whether there are entities or triples that the version does not have."""
+        trained = self.checkpoint.manifest.meta.entity_types
+        return bool(self._added) or self.tables.meta.entity_types != trained
+
     def known_triples(self, also_known: Arrays = (), splits: tuple[str, ...] = SPLITS) -> KnownTriples:
         """Return an index of the triples of splits, added entities and others; built once without others."""
         # Nothing is read or built yet: an index is at its first query.

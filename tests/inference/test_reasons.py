@@ -256,8 +256,10 @@ def test_new_entities_come_before_or_after_rules(run):
     rows = run.add_entities(facts)
     path = run.checkpoint.run_folder / "rules.json"
     path.unlink(missing_ok=True)
-    rows.with_rules()
-    assert not path.exists()
+    more = run.add_entities(pd.DataFrame([("person1", "knows", "person3")], columns=facts.columns))
+    for added in (rows, more):
+        added.with_rules()
+        assert not path.exists()
     run.with_rules()  # mined without the new entities
     before, after = rows.with_rules(), run.with_rules().add_entities(facts)
     for name, relation in (("Ann", "near"), ("person3", "lives_in"), ("Ann", "knows")):
